@@ -221,13 +221,14 @@ class ComponentCount(NamedTuple):
         documents: the number of records; a document that is cut counts once for each row with a segment of it.
         tokens: the number of tokens, without padding; None if lengths are not known.
         epochs: the number of passes over the component: its positions divided by those of one epoch of its order, or
-            its records divided by those of its source if the order has no epochs of its own.
+            its records divided by those of its source if the order has no epochs of its own. None for a component that
+            was left out of a mixture.
         share: the fraction of all tokens, 0 … 1; of all documents if tokens are not known.
     """
 
     documents: int
     tokens: int | None
-    epochs: float
+    epochs: float | None
     share: float
 
 
@@ -272,7 +273,13 @@ class Composition:
         documents, tokens = sum(count.documents for count in counts), sum(count.tokens or 0 for count in counts)
         for name, count in self.components.items():
             middle = [f"{count.tokens or 0:,}"] * has_tokens
-            yield [str(name), f"{count.documents:,}", *middle, f"{count.epochs:.2f}", f"{count.share:.1%}"]
+            yield [
+                str(name),
+                f"{count.documents:,}",
+                *middle,
+                "" if count.epochs is None else f"{count.epochs:.2f}",
+                f"{count.share:.1%}",
+            ]
         if len(counts) > 1:
             share = sum(count.share for count in counts)
             yield ["total", f"{documents:,}", *[f"{tokens:,}"] * has_tokens, "", f"{share:.1%}"]
@@ -366,7 +373,9 @@ def _counted(
     return documents, tokens if has_tokens else None
 
 
-def _epochs(order: Any, number: int, rows: int | None, documents: int, num_records: int) -> float:
+def _epochs(order: Any, number: int, rows: int | None, documents: int, num_records: int) -> float | None:
+    if is_mixed(order) and not num_records:
+        return None
     sampler = order.samplers[number] if is_mixed(order) else order
     if rows is None or sampler.num_records is None:
         return documents / max(1, num_records)

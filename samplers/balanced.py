@@ -157,6 +157,11 @@ class BalancedSampler(Order):
         return self._of_order.source_lengths
 
     @property
+    def rows_seed(self) -> int | None:
+        """The seed of a mixture for draws that belong to no single component."""
+        return self._of_order.rows_seed
+
+    @property
     def num_source_records(self) -> int:
         """The number of documents of rows, or of records of all sources of a mixture."""
         return self._of_order.num_source_records

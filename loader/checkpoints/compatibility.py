@@ -6,6 +6,7 @@ own shard's state, or from the states of several shards combined. The number of 
 the beginning of this one.
 """
 
+import dataclasses
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -21,6 +22,8 @@ ALLOWABLE = ("global_batch", "on_error", "operations", "sampler", "source", "str
 
 A `stream` is what a chain of iterators begins with.
 """
+
+_RECORDS = re.compile(r"\bnum_(?:source_)?records=(\d+)")
 
 MAX_PATHS = 4
 """If more paths differ, the error advises to allow whole parts of the pipeline."""
@@ -58,7 +61,7 @@ def resumption(
     check_allow(allow)
     reached = max(cursor.position for cursor in saved.cursors)
     if saved.stream is not here.stream:  # Otherwise there is nothing to compare.
-        saved = saved._replace(stream=saved.stream.before(reached))
+        saved = saved._replace(stream=_without_absent(saved.stream.before(reached), here.stream, reached))
         here = here._replace(stream=here.stream.before(reached))
     changes = [change for change in _content_changes(saved.stream, here.stream) if not _is_allowed(change.path, allow)]
     differences = [*_differences(saved, here), *(changes if strict else [])]
@@ -70,6 +73,24 @@ def resumption(
         # Rounded up: a position that is not a multiple is the end of the order here.
         cursors.append((-(-cursor.position // here.stream.global_batch), skip, cursor.is_final))
     return Resumption(tuple(cursors), tuple(change.text for change in changes))
+
+
+def _without_absent(saved: Stream, here: Stream, reached: int) -> Stream:
+    """Returns the saved stream without the texts of components that were left out here, and are not needed any more."""
+    absent = [path for path, until in here.fingerprint.absent if until <= reached]
+    if not absent:
+        return saved
+    kept = [
+        {path: text for path, text in texts.items() if not any(_is_of_component(path, one) for one in absent)}
+        for texts in (saved.fingerprint.identity, saved.fingerprint.content)
+    ]
+    fingerprint = dataclasses.replace(saved.fingerprint, identity=kept[0], content=kept[1])
+    return dataclasses.replace(saved, fingerprint=fingerprint)
+
+
+def _is_of_component(path: str, beginning: str) -> bool:
+    rest = path.removeprefix(beginning)
+    return rest != path and (not rest or rest[0] in ".[(" or rest.startswith("_from_"))
 
 
 def warn_of_changes(changes: Collection[str]) -> None:
@@ -125,7 +146,8 @@ def _differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]
     if then is not now:
         identity, own = then.fingerprint.identity, now.fingerprint.identity
         for path in _different_paths(then, now):
-            yield from _unequal(path, path, identity.get(path), own.get(path))
+            reason = _advice_on(path, identity.get(path), own.get(path), now)
+            yield from _unequal(path, path, identity.get(path), own.get(path), reason)
         if min(then.logical_shards, now.logical_shards) > 1:  # A single shard has no remainder to drop.
             yield from _unequal("sampler", "shard_options.drop_remainder", then.drop_remainder, now.drop_remainder)
         if then.one_to_one and now.one_to_one:
@@ -140,6 +162,23 @@ def _differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]
         before, after = (len(state.cursors[0].skip) for state in (saved, here))
         yield from _unequal(None, "the numbers of a position", before, after)
     yield from _position_differences(saved, here)
+
+
+def _advice_on(path: str, saved: str | None, here: str | None, now: Stream) -> str:
+    """Returns the remedy for a difference that growing data makes."""
+    until = next((until for beginning, until in now.fingerprint.absent if _is_of_component(path, beginning)), None)
+    if until is not None:
+        return f", because it was left out. It has records up to position {until}: pass its sampler and source"
+    counts = [
+        int(found[1]) if (found := _RECORDS.search(f"{path.rpartition('.')[2]}={text}")) else 0
+        for text in (saved, here)
+    ]
+    if path.startswith("sampler") and 0 < counts[0] < counts[1]:
+        return (
+            f". If the source has grown, keep to its first {counts[0]} records. The new ones can join the run as a "
+            "component of a mixture: see MixtureSampler.reweighted(position, weights, samplers={...})"
+        )
+    return ""
 
 
 def _shard_differences(then: Stream, now: Stream) -> Iterator[_Difference]:

@@ -22,7 +22,7 @@ import sysconfig
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, final
+from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
 
@@ -55,8 +55,19 @@ MAX_MARKS = 64
 MAX_CHANGES = 8
 """The maximum number of texts that a state has for changes of the sampler's order; more are one CRC."""
 
-Turns: TypeAlias = Sequence[int | None]
-"""For each component of a mixture the position from which on it counts, or None if it never counts; empty for 0s."""
+
+class Turns(NamedTuple):
+    """The turns of the components of a mixture.
+
+    Attributes:
+        first: for each component that has a sampler the position of its first turn; None if it never has one.
+        num_first: the number of components with a turn at position 0, with those that were left out; at least 1.
+    """
+
+    first: Sequence[int | None]
+    num_first: int
+
+
 _KINDS = (Map, RandomMap, MapWithIndex, Filter, FlatMap, OnlyFor, Pack, Batch)
 
 
@@ -71,18 +82,24 @@ class Fingerprint:
         python: the version of Python whose bytecode was digested.
         changes: further texts of the identity, as (position, path, text), positions ascending: each counts only for
             what comes after its position, such as the weights of a mixture from there on.
+        absent: the positions from which on components of a mixture are not needed, which were left out, by the
+            beginnings of the paths that texts about them have in other fingerprints.
     """
 
     identity: Mapping[str, str]
     content: Mapping[str, str]
     python: str
     changes: tuple[tuple[int, str, str], ...] = ()
+    absent: tuple[tuple[str, int], ...] = ()
 
     def before(self, position: int) -> "Fingerprint":
         """Returns the fingerprint of the stream up to a position, which has no `changes`."""
         passed = {path: text for start, path, text in self.changes if start < position}
-        passed = _summarized(passed, "sampler.changes", MAX_CHANGES)
-        return Fingerprint({**self.identity, **passed}, self.content, self.python)
+        weights = {path: text for path, text in passed.items() if path.startswith("sampler.weights_from_")}
+        others = {path: text for path, text in passed.items() if path not in weights}
+        others = _summarized(others, "sampler.added", ENTRY_LIMIT)
+        weights = _summarized(weights, "sampler.changes", MAX_CHANGES)
+        return Fingerprint({**self.identity, **others, **weights}, self.content, self.python, absent=self.absent)
 
 
 def fingerprint_of(
@@ -127,9 +144,18 @@ class Declared:
             found.identity["source"] = self._kind
             _add_in_turns(found, "source", self._sources, turns)
         add_sampler(found, sampler)
+        absent: dict[str, int] = {}
+        if isinstance(sampler, MixtureSampler):
+            if self._kind is None:
+                # The order of the components decides which records of the one source they have.
+                lengths = ":".join(map(str, sampler.source_lengths))
+                found.identity["sampler.source_lengths"] = lengths if len(lengths) <= ENTRY_LIMIT else crc_of([lengths])
+            for name, until in sampler.absent.items():
+                absent |= {f"source[{name!r}]": until, f"sampler[{name!r}]": until}
+            absent |= {f"sampler.{label}": until for label, until in sampler.absent_labels.items()}
         found.include(self._operations)
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        return Fingerprint(found.identity, found.content, python, tuple(sorted(found.changes)))
+        return Fingerprint(found.identity, found.content, python, tuple(sorted(found.changes)), tuple(absent.items()))
 
 
 def add_operations(found: Description, operations: Sequence[Transformation], sizes: Mapping[int, str]) -> None:
@@ -169,7 +195,7 @@ def add_source(found: Description, path: str, source: Any) -> None:
         found.add_object(path, source, f"{len(source)} records of {written_name(type(source))}", is_content=True)
 
 
-def _add_undeclared(found: Description, path: str, sampler: Sampler, turns: Turns = ()) -> None:
+def _add_undeclared(found: Description, path: str, sampler: Sampler, turns: Turns | None = None) -> None:
     """Adds what the `fingerprint()` of a sampler or of a combination does not have: other attributes, and code."""
     if hasattr(sampler, "fingerprint"):
         found.add_code(path, type(sampler))
@@ -184,7 +210,7 @@ def _add_components(
     path: str,
     components: Mapping[str, Any],
     add: Callable[[Description, str, Any], None],
-    turns: Turns = (),
+    turns: Turns | None = None,
 ) -> None:
     own = [
         _described(add, f"{path}{name}", component, is_complete=found.is_complete)
@@ -193,15 +219,20 @@ def _add_components(
     _add_in_turns(found, path, own, turns)
 
 
-def _add_in_turns(found: Description, path: str, components: Sequence[Description], turns: Turns) -> None:
+def _add_in_turns(found: Description, path: str, components: Sequence[Description], turns: Turns | None) -> None:
     counted = Description()
-    turns = turns if len(turns) == len(components) else [0] * len(components)
-    for own, turn in zip(components, turns, strict=True):
+    if turns is None or len(turns.first) != len(components):
+        turns = Turns([0] * len(components), max(1, len(components)))
+    for own, turn in zip(components, turns.first, strict=True):
+        # One that is added later, or left out, does not change the texts of the others.
+        identity = _summarized(own.identity, next(iter(own.identity), path), max(1, ENTRY_LIMIT // turns.num_first))
         if turn == 0:
-            counted.include(own)
+            counted.identity |= identity
+            counted.content |= own.content
         elif turn:
-            found.changes += [(turn, text_path, text) for text_path, text in own.identity.items()]
-    found.identity |= _summarized(counted.identity, f"{path}.parts", ENTRY_LIMIT)
+            found.changes += [(turn, text_path, text) for text_path, text in identity.items()]
+    limit = ENTRY_LIMIT if turns.num_first <= ENTRY_LIMIT else 0
+    found.identity |= _summarized(counted.identity, f"{path}.parts", limit)
     found.content |= _summarized(counted.content, f"{path}.content", MAX_MARKS)
 
 
@@ -213,8 +244,11 @@ def _described(
     return found
 
 
-def _turns_of(sampler: Any) -> Turns:
-    return sampler.first_turns if isinstance(sampler, MixtureSampler) else ()
+def _turns_of(sampler: Any) -> Turns | None:
+    if not isinstance(sampler, MixtureSampler):
+        return None
+    named = zip(sampler.names, sampler.first_turns, strict=True)
+    return Turns([turn for name, turn in named if name in sampler.parts], max(1, sampler.first_turns.count(0)))
 
 
 def _starts_of(sampler: Any) -> Mapping[str, int]:

@@ -319,12 +319,11 @@ def _parents(sampler: AdaptedSampler, origins: Origins) -> Iterator["np.random.G
 def seed_of(sampler: VectorisedSampler | AdaptedSampler) -> int | None:
     """Returns the seed of draws that do not belong to single records, or None.
 
-    In a mixture, it is derived from the seed of the first component, so components can be added after it.
+    In a mixture, it is derived from the seed of the first component that has a turn, so others can be added anywhere.
     """
     if not is_mixed(sampler):
         return sampler.seed
-    first = seed_of(sampler.samplers[0])
-    return None if first is None else derive_seed(first, OF_GROUPS)
+    return None if sampler.rows_seed is None else derive_seed(sampler.rows_seed, OF_GROUPS)
 
 
 def epochs_at(sampler: VectorisedSampler | AdaptedSampler, positions: NDArray[np.int64]) -> NDArray[np.int64]:

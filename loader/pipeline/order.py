@@ -149,6 +149,7 @@ class ChunkCache(Generic[Found]):
         self._limit = limit
         self._begin = begin
         self._chunks: dict[int, Found] = {}
+        self._failed: dict[int, None] = {}
         # The number of blocks that were requested of each of the latest chunks that are not computed.
         self._requested: dict[int, int] = {}
         # Two concurrent callers may both compute a chunk, which only costs time.
@@ -166,7 +167,8 @@ class ChunkCache(Generic[Found]):
         """
         number = block // self.size
         chunk = self._chunks.get(number)
-        if chunk is None and not self._is_searching and self._is_wanted(number, count):
+        is_missing = chunk is None and number not in self._failed
+        if is_missing and not self._is_searching and self._is_wanted(number, count):
             try:
                 self._is_searching = True
                 chunk = self._find(number)
@@ -190,6 +192,9 @@ class ChunkCache(Generic[Found]):
         except Exception as error:
             if is_from_signal_handler(error):
                 raise
+            # Some of its positions may be those of a component that was left out: it would fail each time.
+            _drop_oldest(self._failed)
+            self._failed[number] = None
             return None
         _drop_oldest(self._chunks)
         self._chunks[number] = chunk

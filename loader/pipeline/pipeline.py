@@ -338,21 +338,24 @@ def check_sources(sampler: MixedSampler, source: Any) -> None:
                 f"data_source has {len(source)}. Pass ConcatenatedDataSource([...]) of the same sources."
             )
         return
-    if len(source.names) != len(sampler.names):
+    # Components that were left out have no source.
+    lengths = {name: length for name, length in zip(sampler.names, sampler.source_lengths, strict=True) if length}
+    if len(source.names) != len(lengths):
         raise ValueError(
-            f"The sampler mixes {len(sampler.names)} components, but data_source consists of {len(source.names)} "
+            f"The sampler mixes {len(lengths)} components, but data_source consists of {len(source.names)} "
             "sources. Each component needs one source."
         )
-    if all(isinstance(name, str) for name in (*sampler.names, *source.names)) and sampler.names != source.names:
+    if all(isinstance(name, str) for name in (*lengths, *source.names)) and tuple(lengths) != source.names:
         raise ValueError(
-            f"The sampler's components are {list(sampler.names)}, but the sources are {list(source.names)}. Use the "
+            f"The sampler's components are {list(lengths)}, but the sources are {list(source.names)}. Use the "
             "same names in the same order."
         )
-    for name, expected, length in zip(sampler.names, sampler.source_lengths, source.lengths, strict=True):
+    for (name, expected), length in zip(lengths.items(), source.lengths, strict=True):
         if expected != length:
             raise ValueError(
                 f"The sampler assumes that the source of component {name!r} has {expected} records, but it has "
-                f"{length}. Use IndexSampler(len(source), ...) for each, or pass source_lengths to the MixtureSampler."
+                f"{length}. Use IndexSampler(len(source), ...) for each, or pass source_lengths to the MixtureSampler. "
+                "The records by which a source has grown can be a component of their own: see reweighted(samplers=...)."
             )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.checks import as_integer, as_integer_or_none, as_options, named_arguments
+from millstream.core.randomness import OF_GROUPS, as_seed, derive_seed
 from millstream.core.segments import Segments
 from millstream.record import RecordMetadata
 from millstream.samplers.base import (
@@ -31,18 +32,21 @@ from millstream.samplers.mixtures.mixing_schedule import (
     batches_in,
 )
 from millstream.samplers.mixtures.mixture_checks import (
+    AbsentComponent,
     check_batches,
+    checked_changes,
     checked_component,
     checked_row_length,
     checked_source_lengths,
     checked_weights,
     named_components,
+    with_absent_names,
 )
-from millstream.samplers.mixtures.mixture_fingerprint import first_turns, mixture_fingerprint
+from millstream.samplers.mixtures.mixture_fingerprint import first_turns, label_of, mixture_fingerprint
 from millstream.samplers.mixtures.mixture_lookup import ComponentOrders
 from millstream.samplers.order import Occurrences, Order, positions_between
 from millstream.samplers.permutation import permute_blocks
-from millstream.samplers.protocols import Located
+from millstream.samplers.protocols import Located, is_mixed
 from millstream.sharding import NoSharding, ShardOptions
 
 Weights = Sequence[Any] | Mapping[str, Any]
@@ -93,13 +97,17 @@ class MixtureSampler(Order):
             left out, unless stop is "all_exhausted". None to mix the records of each batch.
         changes: the weights from later positions on: pairs of a position and weights, positions ascending, as
             `reweighted` would set them. The `changes` of another mixture are accepted, also after a round trip through
-            JSON. A change at position 0 replaces `weights`.
+            JSON. A change at position 0 replaces `weights`. Weights by name may leave out components whose weight is
+            0, and may name components that have no sampler any more, if the last change does not: see `reweighted`.
+        rows_seed: the seed that permutes the rows of each global batch, and of operations that shuffle without a seed
+            of their own: 0 … 2**64 - 1. None for that of the first component with a turn at position 0. It is required
+            if that component was left out; a mixture that has it still knows it as `rows_seed`.
 
     Attributes:
-        names: the components' names; of a list, their numbers from 0 on.
+        names: the components' names; of a list, their numbers from 0 on. Those that were left out are among them.
         parts: the components' samplers by name, as they were given.
         samplers: the same, adapted to compute many positions in one call.
-        source_lengths: the number of records of each source.
+        source_lengths: the number of records of each source; 0 for components that were left out.
         row_length: the number of tokens per row; None if the components' samplers have no rows.
 
     Raises:
@@ -122,6 +130,8 @@ class MixtureSampler(Order):
     num_records: None = None
     """Each component has epochs of its own."""
     _global_batch_size, _batch_seed = 1, 0
+    # The number of the component whose seed is `rows_seed`: the first one with a turn in the first epoch.
+    _leader = 0
 
     @named_arguments()
     def __init__(
@@ -134,9 +144,10 @@ class MixtureSampler(Order):
         shard_options: ShardOptions | None = None,
         source_lengths: Sequence[int] | Mapping[str, int] | None = None,
         changes: Sequence[tuple[int, Weights]] | Sequence[Sequence[Any]] = (),
+        rows_seed: int | None = None,
     ) -> None:
-        self.names, given = named_components(samplers, "samplers")
-        self.parts: dict[Any, Any] = dict(zip(self.names, given, strict=True))
+        present, given = named_components(samplers, "samplers")
+        self.parts: dict[Any, Any] = dict(zip(present, given, strict=True))
         if stop not in (FIRST_EXHAUSTED, ALL_EXHAUSTED, DROP_EXHAUSTED):
             raise ValueError(
                 f"stop must be {FIRST_EXHAUSTED!r}, {ALL_EXHAUSTED!r} or {DROP_EXHAUSTED!r}, got {stop!r}."
@@ -145,17 +156,55 @@ class MixtureSampler(Order):
         self.batches_of = as_integer_or_none(batches_of, "batches_of")
         own = NoSharding() if shard_options is None else shard_options
         self.shard_options = as_options(own, "shard_options", ShardOptions)
-        self.samplers = tuple(checked_component(name, sampler) for name, sampler in self.parts.items())
-        self.row_length = checked_row_length(self.names, self.samplers)
-        self.source_lengths = checked_source_lengths(self.parts, source_lengths)
+        orders = [checked_component(name, sampler) for name, sampler in self.parts.items()]
+        self.row_length = checked_row_length(present, orders)
         check_batches(self.parts, self.batches_of)
-        first = (0, checked_weights(weights, self.names))
-        self._changes: tuple[tuple[int, tuple[int, ...]], ...] = (first,)
-        self._schedule = self._scheduled([first], self.samplers)
-        for position, changed in _checked_changes(changes):
-            vars(self).update(self._changed(position, changed))
+        own_weights, later = checked_weights(weights, present), checked_changes(changes)
+        self.names = with_absent_names(present, later)
+        self._complete(orders, checked_source_lengths(self.parts, source_lengths))
+        by_name = dict(zip(present, own_weights, strict=True))
+        self._changes: tuple[tuple[int, tuple[int, ...]], ...] = ()
+        if not later or later[0][0]:
+            later = [(0, by_name if isinstance(present[0], str) else own_weights), *later]
+        self._schedule = self._scheduled([(0, checked_weights(later[0][1], self.names, self.names))])
+        for position, changed in later:
+            vars(self).update(self._changed(position, changed, optional=self.names))
+        self._check_absent()
+        self._given_seed = None if rows_seed is None else as_seed(rows_seed, "rows_seed")
+        _ = self.rows_seed
         if self.num_source_records > POSITION_LIMIT:
             raise ValueError(f"The sources of a mixture can have 2**63 records at most, got {self.num_source_records}.")
+
+    def _check_absent(self) -> None:
+        absent = [name for name in self.names if name not in self.parts]
+        position, weights = self._changes[-1]
+        for name, weight in zip(self.names, weights, strict=True):
+            if name in absent and weight:
+                raise ValueError(
+                    f"samplers must have component {name!r}, whose weight is {weight} from position "
+                    f"{position} on. Pass its sampler, or leave it out of the last weights."
+                )
+
+    def _complete(self, orders: Sequence[VectorisedSampler | AdaptedSampler], lengths: Sequence[int]) -> None:
+        """Sets the samplers and lengths of all components, given those of the components that have a sampler."""
+        known = dict(zip(self.parts, zip(orders, lengths, strict=True), strict=True))
+        completed = [known.get(name, (AbsentComponent(name), 0)) for name in self.names]
+        self.samplers: tuple[Any, ...] = tuple(order for order, _ in completed)
+        self.source_lengths = tuple(length for _, length in completed)
+
+    @property
+    def rows_seed(self) -> int | None:
+        """The seed of draws that belong to no single component; None if there is none."""
+        first: Any = self.samplers[self._leader]
+        if self._given_seed is not None:
+            return self._given_seed
+        if isinstance(first, AbsentComponent):
+            raise ValueError(  # noqa: TRY004  (an argument is missing)
+                f"rows_seed must be given, because component {first.name!r}, whose seed it was, was left out. Pass the "
+                "rows_seed of the mixture that has this component, by default the seed of its sampler."
+            )
+        own: int | None = first.rows_seed if is_mixed(first) else first.seed
+        return derive_seed(own, OF_GROUPS) if is_mixed(first) and own is not None else own
 
     def __repr__(self) -> str:
         (_, first), *later = self.changes
@@ -178,10 +227,9 @@ class MixtureSampler(Order):
 
     def __getstate__(self) -> dict[str, Any]:
         # Not what is computed from these: it is as quickly computed again.
-        names = ("names", "parts", "samplers", "row_length", "source_lengths", "stop", "batches_of", "shard_options")
-        return {
-            name: getattr(self, name) for name in (*names, "_changes", "_schedule", "_global_batch_size", "_batch_seed")
-        }
+        given = ("names", "parts", "samplers", "row_length", "source_lengths", "stop", "batches_of", "shard_options")
+        own = ("_given_seed", "_leader", "_changes", "_schedule", "_global_batch_size", "_batch_seed")
+        return {name: getattr(self, name) for name in (*given, *own)}
 
     def _copied(self, **changes: Any) -> Self:
         copied = object.__new__(type(self))
@@ -202,10 +250,8 @@ class MixtureSampler(Order):
         """The number of records for which the schedule has one position."""
         return self.batches_of or 1
 
-    def _scheduled(
-        self, changes: Sequence[tuple[int, tuple[int, ...]]], samplers: Sequence[VectorisedSampler | AdaptedSampler]
-    ) -> MixingSchedule:
-        lengths = [sampler.length for sampler in samplers]
+    def _scheduled(self, changes: Sequence[tuple[int, tuple[int, ...]]]) -> MixingSchedule:
+        lengths = [sampler.length for sampler in self.samplers]
         if (size := self.batches_of) is not None:
             pairs = zip(lengths, self.names, strict=True)
             lengths = [batches_in(length, size, self.stop, name) for length, name in pairs]
@@ -214,16 +260,23 @@ class MixtureSampler(Order):
     @functools.cached_property
     def largest_key(self) -> int:
         """No record key is larger."""
-        offset = self.num_source_records - self.source_lengths[-1]
-        largest = largest_key(self.samplers[-1])
-        return offset + (self.source_lengths[-1] - 1 if largest is None else largest)
+        number = max(number for number, length in enumerate(self.source_lengths) if length)
+        largest = largest_key(self.samplers[number])
+        return self._offsets[number] + (self.source_lengths[number] - 1 if largest is None else largest)
 
     @property
     def num_source_records(self) -> int:
         """The number of records of all sources together."""
         return sum(self.source_lengths)
 
-    def reweighted(self, position: int, weights: Weights) -> Self:
+    def reweighted(
+        self,
+        position: int,
+        weights: Weights,
+        *,
+        samplers: Mapping[str, Any] | None = None,
+        source_lengths: Mapping[str, int] | None = None,
+    ) -> Self:
         """Returns the mixture that has other weights from a position on, and is the same before.
 
         No component starts over: each continues with the record after its last one. A state that was saved at the
@@ -235,17 +288,62 @@ class MixtureSampler(Order):
         Keep these calls in the training code, because they are the record of what the run has read, or keep `changes`.
         Weights that an earlier call set for this position, or for later ones, are replaced.
 
+        With samplers, the mixture has more components from there on, for instance the files by which a corpus has
+        grown:
+
+            sampler = sampler.reweighted(position, {"web": 3, "books": 1, "code": 1}, samplers={"code": code})
+
+        A component whose weight is 0 from a position on may be left out of a new program. Its sampler and source are
+        then not needed, only its name in `changes`. States from that position on resume there.
+
         Args:
             position: the first position with these weights, 0 … 2**63 - 1, a multiple of batches_of: counted over all
                 shards, so that the step is multiplied by the size of the global batch, and over all epochs of
                 `loader.epochs`. For a position in a later epoch, the components' samplers need a larger `num_epochs`,
                 or None.
             weights: as for the constructor, also with zeros.
+            samplers: the samplers of further components, by name. They come after the others, as their sources must in
+                the ConcatenatedDataSource. For another order, name all components in it. None for no others.
+            source_lengths: the number of records of the sources of further components, as for the constructor.
 
         Raises:
-            ValueError: the weights are not valid, or the mixture ends before the position.
+            TypeError: components are added to a list, whose components have no names.
+            ValueError: the weights are not valid, the mixture ends before the position, or a component that exists
+                has another sampler.
         """
-        return self._copied(**self._changed(position, weights))
+        extended = self if samplers is None else self._extended(samplers, source_lengths or {})
+        return extended._copied(**extended._changed(position, weights))  # noqa: SLF001  (of this class)
+
+    def _extended(self, samplers: Mapping[str, Any], source_lengths: Mapping[str, int]) -> Self:
+        """Returns the mixture with further components, whose weight is 0."""
+        if not isinstance(samplers, Mapping) or not isinstance(self.names[0], str):
+            raise TypeError("samplers must be a mapping by name, and those of the mixture as well, to add components.")
+        named_components(samplers, "samplers")
+        for name, sampler in samplers.items():
+            if name in self.parts and self.parts[name] is not sampler and self.parts[name] != sampler:
+                raise ValueError(
+                    f"samplers must have new components, got another sampler of {name!r}. A source that has grown "
+                    "keeps its sampler, and the records that are new become a component with a name of their own."
+                )
+        names = (*self.names, *(name for name in samplers if name not in self.names))
+        names = tuple(samplers) if set(samplers) >= set(names) else names
+        parts = {**self.parts, **samplers}
+        extended = self._copied(names=names, parts={name: parts[name] for name in names if name in parts})
+        orders = [checked_component(name, sampler) for name, sampler in extended.parts.items()]
+        check_batches(extended.parts, self.batches_of)
+        lengths = dict(zip(self.names, self.source_lengths, strict=True))
+        for name in samplers.keys() - self.parts.keys():
+            given = {name: source_lengths[name]} if name in source_lengths else None
+            (lengths[name],) = checked_source_lengths({name: samplers[name]}, given)
+        extended.row_length = checked_row_length(tuple(extended.parts), orders)
+        extended._complete(orders, [lengths[name] for name in extended.parts])  # noqa: SLF001  (of this class)
+        rows = [self.names.index(name) if name in self.names else None for name in names]
+        changes = tuple(
+            (position, tuple(0 if row is None else weights[row] for row in rows)) for position, weights in self._changes
+        )
+        by_batch = [(position // self._batch, weights) for position, weights in changes]
+        leader, schedule = names.index(self.names[self._leader]), extended._scheduled(by_batch)  # noqa: SLF001
+        return extended._copied(_changes=changes, _schedule=schedule, _leader=leader)  # noqa: SLF001
 
     @property
     def changes(self) -> list[tuple[int, Any]]:
@@ -293,15 +391,18 @@ class MixtureSampler(Order):
         return self._of_epoch(number, changes)
 
     def _of_epoch(self, number: int, changes: tuple[tuple[int, tuple[int, ...]], ...]) -> Self:
-        parts = {name: sampler.of_epoch(number) for name, sampler in self.parts.items()}
-        samplers = tuple(checked_component(name, sampler) for name, sampler in parts.items())
-        schedule = self._scheduled(changes[:1], samplers)
-        count = 1
+        epoch = self._copied(parts={name: sampler.of_epoch(number) for name, sampler in self.parts.items()})
+        if self._given_seed is not None and number:
+            epoch._given_seed = derive_seed(self._given_seed, number)  # noqa: SLF001  (of this class)
+        lengths = dict(zip(self.names, self.source_lengths, strict=True))
+        orders = [checked_component(name, sampler) for name, sampler in epoch.parts.items()]
+        epoch._complete(orders, [lengths[name] for name in epoch.parts])  # noqa: SLF001  (of this class)
+        schedule, count = epoch._scheduled(changes[:1]), 1  # noqa: SLF001  (of this class)
         for position, weights in changes[1:]:
             if schedule.length is not None and position >= schedule.length * self._batch:
                 break
             schedule, count = schedule.changed(position // self._batch, weights), count + 1
-        return self._copied(parts=parts, samplers=samplers, _schedule=schedule, _changes=changes[:count])
+        return epoch._copied(_schedule=schedule, _changes=changes[:count])  # noqa: SLF001  (of this class)
 
     def shuffled_within(self, global_batch_size: int, seed: int) -> Self:
         """Returns the mixture with the rows of each global batch permuted, as a loader reads it.
@@ -327,7 +428,7 @@ class MixtureSampler(Order):
         permuted = permute_blocks(positions, size, self._batch_seed, inverse=inverse)
         return np.where(positions <= position_limit(self.length) // size * size - 1, permuted, positions)
 
-    def _changed(self, position: int, weights: Weights) -> dict[str, Any]:
+    def _changed(self, position: int, weights: Weights, optional: Sequence[Any] | None = None) -> dict[str, Any]:
         """Returns the attributes of the mixture that has other weights from a position on."""
         position = as_integer(position, "position", minimum=0)
         if position >= POSITION_LIMIT:
@@ -337,12 +438,20 @@ class MixtureSampler(Order):
                 f"position must be a multiple of batches_of={self.batches_of}, because a batch has one component, got "
                 f"{position}. Multiply the step by the global batch."
             )
-        changed = checked_weights(weights, self.names)
+        absent = [name for name in self.names if name not in self.parts]
+        changed = checked_weights(weights, self.names, absent if optional is None else optional)
+        if optional is None and any(changed[self.names.index(name)] for name in absent):
+            raise ValueError(f"weights must be 0 for {absent[0]!r}, which was left out. Pass its sampler again.")
         kept = self._changes[: bisect.bisect_left(self._changes, position, key=operator.itemgetter(0))]
         # If the same weights still hold, a new part would begin their period again.
         is_same = bool(kept) and kept[-1][1] == changed
         schedule = self._schedule.changed(position // self._batch, None if is_same else changed)
-        return {"_schedule": schedule, "_changes": kept if is_same else (*kept, (position, changed))}
+        leader = self._leader if kept else next(itertools.compress(itertools.count(), changed))
+        return {
+            "_schedule": schedule,
+            "_changes": kept if is_same else (*kept, (position, changed)),
+            "_leader": leader,
+        }
 
     def fingerprint(self) -> str:
         """Returns the components and, for each position from which on the weights are others, the weights.
@@ -360,12 +469,30 @@ class MixtureSampler(Order):
     @functools.cached_property
     def _fingerprint(self) -> tuple[str, dict[str, int]]:
         lengths = [sampler.length if self.stop == ALL_EXHAUSTED else None for sampler in self._continued]
-        return mixture_fingerprint(self.parts, lengths, self.source_lengths, self._phases, self.batches_of)
+        always = ["batches=permuted" if self.batches_of is None else f"batches_of={self.batches_of}"]
+        always += [] if self.rows_seed is None else [f"rows_seed={self.rows_seed}"]
+        return mixture_fingerprint(self.names, self.parts, lengths, self._phases, always)
 
     @functools.cached_property
     def first_turns(self) -> tuple[int | None, ...]:
         """For each component the position from which on it has a weight above 0; None if it never has one."""
         return first_turns(self._phases, len(self.names))
+
+    @functools.cached_property
+    def absent(self) -> dict[str, int]:
+        """The position from which on it is not needed, for each component that was left out."""
+        until = {}
+        for number, name in enumerate(self.names):
+            if name not in self.parts:
+                rows = [row for row, phase in enumerate(self._phases) if phase.weights[number]]
+                following = [*(phase.start for phase in self._phases), POSITION_LIMIT][1:]
+                until[name] = following[rows[-1]] if rows else 0
+        return until
+
+    @property
+    def absent_labels(self) -> dict[str, int]:
+        """The same, by the beginnings of the names of texts in the fingerprints of mixtures that have them."""
+        return {f"component_{label_of(name)}": until for name, until in self.absent.items()}
 
     @property
     def _phases(self) -> Sequence[Phase]:
@@ -403,7 +530,7 @@ class MixtureSampler(Order):
     def __getitem__(self, position: int) -> RecordMetadata:
         position = operator.index(position)
         (component,), (index,) = (
-            row.tolist() for row in self.locate(positions_between(position, position + 1, self.length))
+            row.tolist() for row in self._located_present(positions_between(position, position + 1, self.length))
         )
         metadata: RecordMetadata = self._continued[component][index]
         return RecordMetadata(position, self._offsets[component] + metadata.record_key, metadata.rng)
@@ -458,6 +585,19 @@ class MixtureSampler(Order):
             indices = indices % self._turns[components]
         return components, indices
 
+    def _located_present(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the components and indices at positions, none of which is of a component that was left out."""
+        components, indices = self.locate(positions)
+        if (
+            self.absent
+            and len(positions)
+            and int(positions.min()) < max(self.absent.values()) + self._global_batch_size
+        ):
+            for number in np.unique(components).tolist():
+                if isinstance(self.samplers[number], AbsentComponent):
+                    self.samplers[number].record_keys(0, 1)
+        return components, indices
+
     def located(self, positions: NDArray[np.int64]) -> Located:
         """Returns the component, the index and the record key of any positions.
 
@@ -465,7 +605,7 @@ class MixtureSampler(Order):
             Exception: as `locate`, or whatever a component's sampler raises, with a note that names the component.
         """
         if len(positions) <= _AT_ONCE or not self._orders.are_joined:
-            components, indices = self.locate(positions)
+            components, indices = self._located_present(positions)
             return Located(components, *self._orders.records(components, indices))
         found = np.empty((3, len(positions)), dtype=np.int64)
         for start in range(0, len(positions), _AT_ONCE):
@@ -488,7 +628,7 @@ class MixtureSampler(Order):
     def located_segments(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], Segments]:
         """Returns the component, the index and the rows at any positions; raises as `segments_at` does."""
         self._check_rows()
-        components, indices = self.locate(positions)
+        components, indices = self._located_present(positions)
         return components, *self._orders.rows(components, indices)
 
     def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -530,16 +670,3 @@ class MixtureSampler(Order):
             return None
         lengths = [sampler.length for sampler in self._continued]
         return np.array([min(length or POSITION_LIMIT, POSITION_LIMIT - 1) for length in lengths], dtype=np.int64)
-
-
-def _checked_changes(changes: Any) -> list[tuple[Any, Any]]:
-    rule = "changes must be pairs of a position and weights, positions ascending"
-    if isinstance(changes, (str, bytes, Mapping)) or not hasattr(changes, "__iter__"):
-        raise TypeError(f"{rule}, got {type(changes).__name__}.")
-    pairs = [tuple(change) if isinstance(change, list | tuple) else (change,) for change in changes]
-    for before, change in itertools.pairwise([(-1, None), *pairs]):
-        if len(change) != 2:
-            raise TypeError(f"{rule}, got {change!r}.")
-        if as_integer(change[0], "The position of a change") <= before[0]:
-            raise ValueError(f"{rule}, got position {change[0]} after {before[0]}.")
-    return pairs

@@ -1,20 +1,51 @@
 """Checks of the components and weights of a mixture, and the integers in the ratios of the weights."""
 
+import dataclasses
+import itertools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millstream.core.checks import as_integer
+from millstream.record import RecordMetadata
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, largest_key, vectorised
 from millstream.samplers.protocols import is_packed
 from millstream.sharding import NoSharding
 
 PERIOD_LIMIT = 1 << 31
 """Whole numbers that stand for weights have a smaller sum: products of two of them fit 62 bits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AbsentComponent:
+    """The order of a component that was left out after its last turn. It has no record key."""
+
+    name: str
+    seed: int = 0
+    num_records: None = None
+    length: None = None
+
+    def __getitem__(self, position: int) -> RecordMetadata:
+        self._refuse()
+
+    def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
+        del start, stop
+        self._refuse()
+
+    def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        del positions
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise ValueError(
+            f"The records of component {self.name!r} are not known: it was left out of the samplers. To read positions "
+            "at which it has a turn, pass its sampler and its source again."
+        )
 
 
 def named_components(given: Any, what: str) -> tuple[tuple[Any, ...], list[Any]]:
@@ -29,6 +60,36 @@ def named_components(given: Any, what: str) -> tuple[tuple[Any, ...], list[Any]]
     if not values:
         raise ValueError(f"{what} must have at least one component, got none.")
     return tuple(names), values
+
+
+def with_absent_names(names: tuple[Any, ...], changes: Sequence[tuple[Any, Any]]) -> tuple[Any, ...]:
+    """Returns the names of all components: those given, and between them those that only changes of weights name.
+
+    A component without a sampler comes before the one that follows it in the first weights that name it.
+    """
+    if not isinstance(names[0], str):
+        return names
+    found = list(names)
+    for _, weights in changes:
+        named = [name for name in weights if isinstance(name, str)] if isinstance(weights, Mapping) else []
+        for row, name in enumerate(named):
+            if name not in found:
+                later = [found.index(other) for other in named[row + 1 :] if other in found]
+                found.insert(later[0] if later else len(found), name)
+    return tuple(found)
+
+
+def checked_changes(changes: Any) -> list[tuple[Any, Any]]:
+    rule = "changes must be pairs of a position and weights, positions ascending"
+    if isinstance(changes, (str, bytes, Mapping)) or not hasattr(changes, "__iter__"):
+        raise TypeError(f"{rule}, got {type(changes).__name__}.")
+    pairs = [tuple(change) if isinstance(change, list | tuple) else (change,) for change in changes]
+    for before, change in itertools.pairwise([(-1, None), *pairs]):
+        if len(change) != 2:
+            raise TypeError(f"{rule}, got {change!r}.")
+        if as_integer(change[0], "The position of a change") <= before[0]:
+            raise ValueError(f"{rule}, got position {change[0]} after {before[0]}.")
+    return pairs
 
 
 def checked_component(name: Any, sampler: Any) -> VectorisedSampler | AdaptedSampler:
@@ -113,14 +174,19 @@ def _own_source_length(name: Any, sampler: Any) -> int:
     return operator.index(num_records)
 
 
-def checked_weights(weights: Sequence[Any] | Mapping[str, Any], names: Sequence[str]) -> tuple[int, ...]:
+def checked_weights(
+    weights: Sequence[Any] | Mapping[str, Any], names: Sequence[str], optional: Collection[str] = ()
+) -> tuple[int, ...]:
     """Returns one whole number for each component, in the ratios of the weights and without a common divisor.
+
+    Components that need not be named have the weight 0.
 
     Decimals are taken as they are written: 0.3 and 0.7 are 3 and 7. If that makes the numbers' sum 2**31 or more, as
     with computed weights, the numbers are as near as a sum just below that allows.
     """
     if isinstance(weights, Mapping):
-        missing, unknown = [n for n in names if n not in weights], [n for n in weights if n not in names]
+        missing = [n for n in names if n not in weights and n not in optional]
+        unknown = [n for n in weights if n not in names]
         if missing or unknown:
             raise ValueError(
                 "weights must name exactly the components: "
@@ -130,7 +196,7 @@ def checked_weights(weights: Sequence[Any] | Mapping[str, Any], names: Sequence[
                 )
                 + ". A component that is to be left out has the weight 0."
             )
-        weights = [weights[name] for name in names]
+        weights = [weights.get(name, 0) for name in names]
     if isinstance(weights, (str, bytes)) or not hasattr(weights, "__len__") or not hasattr(weights, "__iter__"):
         raise TypeError(f"weights must be a list of numbers, or a mapping from names to numbers, got {weights!r}.")
     if len(weights) != len(names):

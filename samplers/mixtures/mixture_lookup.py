@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from millstream.core.segments import Segments
 from millstream.samplers.base import checked_keys_at
 from millstream.samplers.index import IndexSampler, SequentialSampler
+from millstream.samplers.mixtures.mixture_checks import AbsentComponent
 from millstream.samplers.order import by_number
 from millstream.samplers.permutation import permute
 from millstream.samplers.protocols import is_mixed, is_mixed_and_packed
@@ -29,7 +30,8 @@ class ComponentOrders:
     def __init__(self, names: Sequence[Any], samplers: Sequence[Any], offsets: Sequence[int]) -> None:
         self._names, self._samplers = names, samplers
         self._starts = np.array(offsets, dtype=np.int64)
-        self._is_joined = np.array([can_join(sampler) for sampler in samplers])
+        # No position of a component that was left out is looked up.
+        self._is_joined = np.array([can_join(each) or isinstance(each, AbsentComponent) for each in samplers])
         self._sizes = np.ones(len(samplers), dtype=np.uint64)
         self._seeds = np.zeros(len(samplers), dtype=np.uint64)
         self._is_shuffled = np.zeros(len(samplers), dtype=np.bool_)

@@ -1,6 +1,7 @@
 """Mixtures through the loader: each component is as if alone, weights may change at a checkpoint, errors name it."""
 
 import itertools
+import json
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -272,9 +273,128 @@ def test_a_component_added_with_weight_0_is_the_same_stream(own: bool, caplog: p
         saved.set_state(state)
     here = iterator_of({"a": 2, "b": 1, "c": 0}, later)
     here.seek(9)
-    with pytest.raises(CheckpointError, match=r"source\['c'\]: saved 10 records|sampler\.component_2_c_from_12: saved"):
+    with pytest.raises(CheckpointError, match=r"source\['c'\]: saved 10 records|sampler\.component_c_from_12: saved"):
         saved.set_state(here.get_state())
     assert not caplog.records
+
+
+LISTS = {name: list(range(start, start + 10)) for name, start in (("a", 0), ("b", 100), ("c", 200))}
+
+
+def ordered(name: str) -> IndexSampler:
+    return IndexSampler(10, shuffle=True, seed=ord(name))
+
+
+def named_loader(mixture: MixtureSampler) -> DataLoader:
+    """Returns a loader of the components that have a sampler."""
+    return over({name: LISTS[name] for name in mixture.parts}, mixture, Batch(4))
+
+
+def first_batches(mixture: MixtureSampler, count: int = 20) -> list[list[int]]:
+    with iter(named_loader(mixture)) as batches:
+        return [batch.tolist() for batch in itertools.islice(batches, count)]
+
+
+@pytest.mark.parametrize("order", ["abc", "cab", "acb"])
+@pytest.mark.parametrize("batches_of", [None, 4])
+def test_a_component_joins_at_any_position_wherever_it_is_in_the_list(order: str, batches_of: int | None) -> None:
+    """Before its position, the batches are the old ones; from there on, it begins with its first record."""
+    old = MixtureSampler({name: ordered(name) for name in "ab"}, {"a": 2, "b": 1}, batches_of=batches_of)
+    parts = {name: ordered(name) for name in order}
+    appended = old.reweighted(24, {"a": 1, "b": 1, "c": 2}, samplers={"c": parts["c"]})
+    assert appended.names == ("a", "b", "c")
+    grown = old.reweighted(24, {"a": 1, "b": 1, "c": 2}, samplers=parts)
+    again = MixtureSampler(
+        parts, dict.fromkeys("abc", 1), batches_of=batches_of, changes=json.loads(json.dumps(grown.changes))
+    )
+    assert grown.names == again.names == tuple(order)
+    assert again.fingerprint() == grown.fingerprint()
+    if order == "abc":
+        assert appended.fingerprint() == grown.fingerprint()
+    assert first_batches(grown)[:6] == first_batches(old)[:6]
+    added = [number - 200 for batch in first_batches(again) for number in batch if number >= 200]
+    assert sorted(added[:10]) == list(range(10))
+
+    with iter(named_loader(old)) as saving, iter(named_loader(grown)) as resumed, iter(named_loader(grown)) as whole:
+        saving.seek(5)
+        resumed.set_state(saving.get_state(), strict=True)
+        whole.seek(5)
+        for _ in range(6):
+            assert next(resumed).tolist() == next(whole).tolist()
+        with pytest.raises(CheckpointError, match=r"component_c_from_24: saved IndexSampler.*, here nothing"):
+            saving.set_state(resumed.get_state())
+
+
+@pytest.mark.parametrize("order", ["abc", "cab"])
+@pytest.mark.parametrize("batches_of", [None, 4])
+def test_a_component_without_further_turns_may_be_missing(order: str, batches_of: int | None) -> None:
+    """A program without its sampler and source yields the same batches from there on, and knows what it has read."""
+    weights = dict.fromkeys(order, 1)
+    old = MixtureSampler({name: ordered(name) for name in order}, weights, batches_of=batches_of)
+    old = old.reweighted(24, {"a": 2, "b": 1, "c": 0})
+    kept = {name: old.parts[name] for name in order if name != "c"}
+    new = MixtureSampler(
+        kept, dict.fromkeys("ab", 1), batches_of=batches_of, changes=old.changes, rows_seed=old.rows_seed
+    )
+    assert new.names == tuple(order)
+    assert new.source_lengths[order.index("c")] == 0
+    loader = named_loader(new)
+    with iter(named_loader(old)) as saving, iter(loader) as resumed:
+        for step in (6, 9):
+            saving.seek(step)
+            resumed.set_state(saving.get_state(), strict=True)
+            assert [next(resumed).tolist() for _ in range(5)] == [next(saving).tolist() for _ in range(5)]
+        # And once more, from a state of the program without the component.
+        state = resumed.get_state()
+        resumed.seek(6)
+        resumed.set_state(state, strict=True)
+        saving.seek(5)
+        with pytest.raises(CheckpointError, match=r"'c'.*left out.*up to position 24"):
+            resumed.set_state(saving.get_state())
+        resumed.seek(0)
+        with pytest.raises(ValueError, match="component 'c' are not known: it was left out"):
+            list(itertools.islice(resumed, 6))
+    before, after = (each.composition(stop=8).components for each in (named_loader(old), loader))
+    assert {name: count.documents for name, count in after.items()} == (
+        {name: count.documents for name, count in before.items()}
+    )
+    assert after["c"].epochs is None
+    assert loader.steps_of([0], stop=12).tolist() == (
+        named_loader(old).steps_of([10 if order[0] == "c" else 0], stop=12).tolist()
+    )
+
+
+def test_what_cannot_be_left_out_is_refused() -> None:
+    """A component with a turn at the end, and the seed of one that led, are asked for at construction."""
+    parts = {"b": ordered("b")}
+    with pytest.raises(ValueError, match="samplers must have component 'a', whose weight is 1 from position 0 on"):
+        MixtureSampler(parts, {"b": 1}, changes=[(0, {"a": 1, "b": 1})])
+    changes = [(0, {"a": 1, "b": 1}), (8, {"b": 1})]
+    with pytest.raises(ValueError, match=r"rows_seed must be given, because component 'a'"):
+        MixtureSampler(parts, {"b": 1}, changes=changes)
+    left = MixtureSampler(parts, {"b": 1}, changes=changes, rows_seed=97)
+    assert left.reweighted(16, {"b": 1}).fingerprint() == left.fingerprint()
+    with pytest.raises(ValueError, match="weights must be 0 for 'a', which was left out"):
+        left.reweighted(16, {"a": 1, "b": 1})
+    with pytest.raises(ValueError, match=r"another sampler of 'b'. A source that has grown"):
+        left.reweighted(16, {"b": 1}, samplers={"b": IndexSampler(11)})
+    with pytest.raises(TypeError, match="mapping by name"):
+        MixtureSampler([ordered("a")], [1]).reweighted(4, [1, 1], samplers={"c": ordered("c")})
+
+
+def test_a_source_that_has_grown_is_refused_with_the_remedy() -> None:
+    """The difference of a longer source tells to keep its first records, and to add the others as a component."""
+
+    def iterator_of(size: int) -> Any:
+        return iter(over({"a": range(size)}, MixtureSampler({"a": IndexSampler(size)}, {"a": 1}), Batch(2)))
+
+    with pytest.raises(
+        CheckpointError, match=r"here .*num_records=12.*grown, keep to its first 10 records.*reweighted"
+    ):
+        iterator_of(12).set_state(iterator_of(10).get_state())
+    plain = [iter(millstream.load(range(size), batch_size=2)) for size in (10, 12)]
+    with pytest.raises(CheckpointError, match=r"num_records: saved 10, here 12\. If the source has grown"):
+        plain[1].set_state(plain[0].get_state())
 
 
 def test_states_of_shards_at_different_positions_of_a_mixture_combine() -> None:
