@@ -1,6 +1,6 @@
 """Measures what grows with hosts, records, components and workers, on one machine.
 
-    python benchmarks/at_scale.py       half a minute; writes results/scale.json and prints the tables of docs/scale.md
+    python benchmarks/at_scale.py       half a minute; writes results/scale.json and prints the tables of scale.md
 
 Hosts are simulated: what 1,024 of them compute is computed here, one after the other. What they would read is not: a
 source says that it has 10^12 records, and makes those that are asked for.
@@ -281,7 +281,7 @@ def _table(rows: Iterator[dict[str, str]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measures what grows, and prints the tables of docs/scale.md.")
+    parser = argparse.ArgumentParser(description="Measures what grows, and prints the tables of benchmarks/scale.md.")
     parser.add_argument("--output", type=Path, help="only measure a little, to see that it runs, and write it there")
     parser.add_argument("--process", type=int, nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Every row of the tables in docs/coming-from-pytorch.md is true: what stands beside a name does the same work."""
+"""Every row about PyTorch in docs/coming-from-pytorch.md is true: what stands beside a name does the same work."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ LAWS = {
     "`None`": "stack_equals_the_oracle",
     "elements that differ in shape or dtype": "elements_that_do_not_stack_are_named",
 }
-ROWS = RowTests(DOCUMENT, LAWS)
+ROWS = RowTests(DOCUMENT, LAWS, ("PyTorch",))
 
 
 @ROWS.of("`IterableDataset`")

@@ -36,6 +36,7 @@ DOCUMENTS = {
     "loader/transport/README.md": "transport.md",
     "benchmarks/README.md": "how-it-is-measured.md",
     "benchmarks/results/latest.md": "benchmarks.md",
+    "benchmarks/scale.md": "scale.md",
     "benchmarks/results/apart/full.md": "benchmarks-apart.md",
 }
 """The page of each document outside of docs/."""

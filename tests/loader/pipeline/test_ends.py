@@ -1,4 +1,4 @@
-"""The end of each shard: the table of docs/ends-and-padding.md, for every small combination."""
+"""The end of each shard: the table of docs/several-hosts.md, for every small combination."""
 
 import contextlib
 import itertools
