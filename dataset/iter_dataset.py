@@ -237,7 +237,10 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         return ZipIterDataset([self, *datasets], strict=strict)
 
     def take(self, count: SupportsIndex) -> "IterDataset[T_co]":
-        """Returns the first elements, up to `count`, at least 1.
+        """Returns the first elements.
+
+        Args:
+            count: the largest number of elements, at least 1.
 
         Examples:
             >>> list(millstream.IterDataset.source("abcde").take(2))

@@ -139,8 +139,8 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             or for threads that read ahead and finish nothing, before it raises an error; `math.inf` to wait forever.
             A call in the consumer's own thread, as with `num_threads=0`, cannot be interrupted. The log names it after
             30 seconds, or earlier with a shorter timeout.
-        enable_profiling: True to record which thread or worker computes which batch, for the timeline of `report`.
-            `profile()` and `summary()` do not need it.
+        enable_profiling: True to record which thread or worker computes which batch, for the timeline of `report`; and
+            to name the stages on the timelines of `jax.profiler`. `profile()` and `summary()` do not need it.
         debug: True to run everything in this thread, regardless of `worker_count`, `workers` and `read_options`, so
             that breakpoints in operations work; and to warn of operations that are not pure, that draw from global
             generators, that modify or return the source's memory, whose elements cannot be pickled, or whose results

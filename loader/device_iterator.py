@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, final
 
 from millstream.core.checks import as_integer
+from millstream.core.trace_annotations import WAIT, annotation
 from millstream.errors import WorkerStalledError
 from millstream.loader.checkpoints.checkpointable import Checkpointable, ResumableIterator
 from millstream.loader.device_placement import Agreement, Device, Placement, leaves_of
@@ -259,7 +260,8 @@ class DeviceIterator(Inspectable, ResumableIterator):
         self._consumer.asked_at = start
         self._profiler.returned(self._left_at, start)
         try:
-            batch = self._alone(self._take)
+            with annotation(WAIT):
+                batch = self._alone(self._take)
         finally:
             self._consumer.asked_at = None
             self._left_at = time.perf_counter()

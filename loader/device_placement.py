@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core import tree
+from millstream.core.trace_annotations import TRANSFER, annotation
 from millstream.core.warn import log_warning
 from millstream.sharding import RowGroup, ShardOptions
 
@@ -91,7 +92,7 @@ class Placement:
         if not jax.config.jax_enable_x64:  # type: ignore[attr-defined, unused-ignore]  # as above
             for path, leaf in leaves:
                 _check_fits(path, leaf)
-        with jax.default_device(self._default_device):
+        with annotation(TRANSFER), jax.default_device(self._default_device):
             try:
                 arrays = self._put_leaves([leaf for _, leaf in leaves])
             except Exception:

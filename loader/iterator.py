@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, final
 
 from millstream.core.checks import as_integer
+from millstream.core.trace_annotations import WAIT, annotation
 from millstream.core.warn import log_warning
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.checkpointable import ResumableIterator
@@ -520,7 +521,8 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
                 self.asked_at = start
                 self._profiler.returned(self._left_at, start)
                 try:
-                    has_outputs = self._take_outputs()
+                    with annotation(WAIT):
+                        has_outputs = self._take_outputs()
                 finally:
                     self.asked_at = None
                     self._left_at = time.perf_counter()

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar, final
 
 from millstream.core.signals import SignalSafeLock
+from millstream.core.trace_annotations import annotated
 from millstream.loader.pipeline.calls import Blocks, num_bytes
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.plan import KEYS, READ
@@ -339,6 +340,8 @@ class Profiler:
 
     def timed(self, stage: str, function: Callable[..., Result]) -> Callable[..., Result]:
         recorder = self.recorder
+        if recorder is not None:
+            function = annotated(stage, function)
 
         @functools.wraps(function)
         def call(*arguments: Any) -> Result:

@@ -128,6 +128,7 @@ def _table(snapshot: LoaderSnapshot) -> list[str]:
             *(row(stage.text, stage.location.value, stage.seconds, snapshot.share(stage)) for stage in stages),
             ("the first batch of each pass", "", f"{measured.first_seconds:.3f}", "", ""),
             row("the trainer waits", "trainer", measured.wait_seconds, measured.wait_seconds / total),
+            *_longest_waits(measured),
             row("the trainer works", "trainer", measured.trainer_seconds, measured.trainer_seconds / total),
         ],
         left=2,
@@ -135,6 +136,13 @@ def _table(snapshot: LoaderSnapshot) -> list[str]:
     marks = ["  <- slowest" if is_bottleneck(snapshot, stage) else "" for stage in stages]
     rule = "-" * len(head)
     return [head, rule, *map(str.__add__, lines, marks), rule, *lines[len(stages) :]]
+
+
+def _longest_waits(measured: Measurements) -> Iterator[tuple[str, ...]]:
+    """Yields a row with the waits that half of the last batches, and 99 % of them, did not exceed."""
+    if measured.waits:
+        half, most = (seconds_text(_percentile(measured.waits, share)) for share in (0.5, 0.99))
+        yield f"p50, p99 of the last {len(measured.waits):,} waits", "trainer", "", f"{half}, {most}", ""
 
 
 def render_loader(snapshot: LoaderSnapshot, *, iterator: str = "", with_advice: bool = False) -> str:

@@ -4,6 +4,7 @@ Where it is about seconds, the clock is the test's own, and only the user's code
 which advice is proven in `test_advice.py`.
 """
 
+import re
 from typing import Any
 
 import pytest
@@ -68,6 +69,7 @@ def test_what_is_slow_is_named() -> None:
     assert slowest.startswith("operations[0]")
     assert slowest.split()[-6:] == ["8.000", "500", "ms", "100%", "<-", "slowest"]
     assert "16 batches of 32 bytes in 9.5 s, 79 % of it waiting" in str(summary)
+    assert re.search(r"^p50, p99 of the last 1\d waits +trainer +500 ms, 500 ms *$", str(summary), re.MULTILINE)
 
 
 @with_owned_clock
