@@ -1,18 +1,14 @@
 """Pipelines written as method chains: `MapDataset.source(files).shuffle(seed=0).map(decode).batch(64)`.
 
-nodes/               the steps of a MapDataset, from positions to elements
-map_dataset.py       MapDataset and its methods; arguments.py: their arguments and seeds
+step.py              a step of a chain, as a value, and the fold over all steps before it
+nodes/               the steps of a MapDataset: from positions to elements; node_source.py: what a loader reads of one
+stream_steps.py      the steps of a stream; joins/: those that draw from other streams, with their iterators
+map_dataset.py       MapDataset, and iter_dataset.py IterDataset: façades of a step; arguments.py: their arguments
 chain_rendering.py   a chain as text and as HTML, and its fingerprint
 
-iter_dataset.py      IterDataset and its methods
-dataset_iterator.py  DatasetIterator, also of streams without states
-stream_nodes.py      the steps of a straight chain
-chain.py             compiles a straight chain to a loader's pipeline, and opens the streams below others; running.py:
-                     with workers that stay warm
-chain_iterator.py    iterates over a MapDataset; engine_iterator.py: the base of iterators that run a loader's
-fed_iterator.py      applies operations to another stream
-stream_mixing.py     streams in proportions: mixed_iterator.py draws from them, and mixed_reading.py reads those
-                     with random access as one dataset
+chain.py             a straight chain; fixed_chain.py: as it was when its first iterator began
+opening.py           opens a stream: the only module that knows all iterators
+iterators/           the iterators of chains
 options.py           the options of an entire chain
 splitting.py         disjoint parts of a source
 
@@ -30,9 +26,6 @@ if TYPE_CHECKING:
     )
     from millstream.dataset.grain_compat.checking import index_shuffle as index_shuffle
     from millstream.dataset.grain_compat.checking import pick_performance_config as pick_performance_config
-    from millstream.dataset.grain_compat.combinations import CacheIterDataset as CacheIterDataset
-    from millstream.dataset.grain_compat.combinations import LimitIterDataset as LimitIterDataset
-    from millstream.dataset.grain_compat.combinations import RepeatIterDataset as RepeatIterDataset
     from millstream.dataset.grain_compat.elastic import ElasticIterator as ElasticIterator
     from millstream.dataset.grain_compat.file_streams import ParquetIterDataset as ParquetIterDataset
     from millstream.dataset.grain_compat.file_streams import TFRecordIterDataset as TFRecordIterDataset
@@ -44,11 +37,14 @@ if TYPE_CHECKING:
     from millstream.dataset.grain_compat.grouped_streams import RebatchIterDataset as RebatchIterDataset
     from millstream.dataset.grain_compat.grouped_streams import WindowShuffleIterDataset as WindowShuffleIterDataset
     from millstream.dataset.grain_compat.grouped_streams import WindowShuffleMapDataset as WindowShuffleMapDataset
-    from millstream.dataset.grain_compat.interleaving import InterleaveIterDataset as InterleaveIterDataset
+    from millstream.dataset.grain_compat.joined_streams import CacheIterDataset as CacheIterDataset
+    from millstream.dataset.grain_compat.joined_streams import InterleaveIterDataset as InterleaveIterDataset
+    from millstream.dataset.grain_compat.joined_streams import LimitIterDataset as LimitIterDataset
+    from millstream.dataset.grain_compat.joined_streams import RepeatIterDataset as RepeatIterDataset
+    from millstream.dataset.grain_compat.joined_streams import ZipIterDataset as ZipIterDataset
+    from millstream.dataset.grain_compat.joined_streams import ZipMapDataset as ZipMapDataset
     from millstream.dataset.grain_compat.prefetching import ThreadPrefetchIterDataset as ThreadPrefetchIterDataset
     from millstream.dataset.grain_compat.prefetching import WithOptionsIterDataset as WithOptionsIterDataset
-    from millstream.dataset.grain_compat.zipping import ZipIterDataset as ZipIterDataset
-    from millstream.dataset.grain_compat.zipping import ZipMapDataset as ZipMapDataset
     from millstream.dataset.iter_dataset import IterDataset
     from millstream.dataset.iterators.dataset_iterator import DatasetIterator
     from millstream.dataset.map_dataset import MapDataset
@@ -60,7 +56,7 @@ else:
         __name__,
         {
             "BestFitPackIterDataset": "millstream.dataset.grain_compat.grouped_streams",
-            "CacheIterDataset": "millstream.dataset.grain_compat.combinations",
+            "CacheIterDataset": "millstream.dataset.grain_compat.joined_streams",
             "ConcatThenSplitIterDataset": "millstream.dataset.grain_compat.grouped_streams",
             "DatasetIterator": "millstream.dataset.iterators.dataset_iterator",
             "DatasetOptions": "millstream.dataset.options",
@@ -68,21 +64,21 @@ else:
             "FirstFitPackIterDataset": "millstream.dataset.grain_compat.grouped_streams",
             "FlatMapIterDataset": "millstream.dataset.grain_compat.grouped_streams",
             "FlatMapMapDataset": "millstream.dataset.grain_compat.grouped_streams",
-            "InterleaveIterDataset": "millstream.dataset.grain_compat.interleaving",
+            "InterleaveIterDataset": "millstream.dataset.grain_compat.joined_streams",
             "IterDataset": "millstream.dataset.iter_dataset",
-            "LimitIterDataset": "millstream.dataset.grain_compat.combinations",
+            "LimitIterDataset": "millstream.dataset.grain_compat.joined_streams",
             "MapDataset": "millstream.dataset.map_dataset",
             "ParquetIterDataset": "millstream.dataset.grain_compat.file_streams",
             "PerformanceConfig": "millstream.dataset.grain_compat.checking",
             "RebatchIterDataset": "millstream.dataset.grain_compat.grouped_streams",
-            "RepeatIterDataset": "millstream.dataset.grain_compat.combinations",
+            "RepeatIterDataset": "millstream.dataset.grain_compat.joined_streams",
             "TFRecordIterDataset": "millstream.dataset.grain_compat.file_streams",
             "ThreadPrefetchIterDataset": "millstream.dataset.grain_compat.prefetching",
             "WindowShuffleIterDataset": "millstream.dataset.grain_compat.grouped_streams",
             "WindowShuffleMapDataset": "millstream.dataset.grain_compat.grouped_streams",
             "WithOptionsIterDataset": "millstream.dataset.grain_compat.prefetching",
-            "ZipIterDataset": "millstream.dataset.grain_compat.zipping",
-            "ZipMapDataset": "millstream.dataset.grain_compat.zipping",
+            "ZipIterDataset": "millstream.dataset.grain_compat.joined_streams",
+            "ZipMapDataset": "millstream.dataset.grain_compat.joined_streams",
             "assert_equal_output_after_checkpoint": "millstream.dataset.grain_compat.checking",
             "batch_and_pad": "millstream.transforms.batching.pad",
             "index_shuffle": "millstream.dataset.grain_compat.checking",

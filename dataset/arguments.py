@@ -12,12 +12,10 @@ from typing import Any, NoReturn, SupportsIndex, TypeVar
 from millstream.core.descriptions import described
 from millstream.core.randomness import as_seed, derive_seed
 from millstream.core.warn import log_warning
-from millstream.dataset.nodes.element_nodes import MappedAtRandom
-from millstream.dataset.nodes.index_nodes import Seed, Shuffle
-from millstream.dataset.nodes.node import ENDLESS, folded
+from millstream.dataset.nodes.node import ENDLESS
+from millstream.dataset.step import Step, folded
 from millstream.transforms import FlatMap, Map, Transformation
 from millstream.transforms.given import adopted_operation, as_transformation
-from millstream.transforms.of_chains import SeededRandomMap
 
 Operation = TypeVar("Operation", bound=Transformation)
 
@@ -130,8 +128,8 @@ def _is_operation(given: Any) -> bool:
     return isinstance(given, Transformation) or (isinstance(given, type) and issubclass(given, Transformation))
 
 
-def seed_for(method: str, parent: Any, given: SupportsIndex | None) -> int:
-    """Returns the seed of a method's operation after a dataset: the given one, or the nearest."""
+def seed_for(method: str, parent: Step, given: SupportsIndex | None) -> int:
+    """Returns the seed of a method's operation after a step: the given one, or the nearest."""
     seed = nearest_seed(parent) if given is None else as_seed(given)
     if seed is None:
         raise ValueError(
@@ -140,48 +138,23 @@ def seed_for(method: str, parent: Any, given: SupportsIndex | None) -> int:
     return seed
 
 
-def nearest_seed(dataset: Any) -> int | None:
-    """Returns the seed for an operation after a dataset; None if no seed is set before it."""
+def nearest_seed(end: Step) -> int | None:
+    """Returns the seed for an operation after a step; None if no seed is set before it."""
 
-    def seed_after(one: Any, above: Sequence[int | None]) -> int | None:
-        step = _step(one)
-        if isinstance(step, Seed):
-            return step.seed
-        own: int | None = getattr(step, "given_seed", None)
-        if own is not None:
-            return own
+    def seed_after(step: Step, above: Sequence[int | None]) -> int | None:
+        if step.given_seed is not None:
+            return step.given_seed
         found = [seed for seed in above if seed is not None]
         return functools.reduce(derive_seed, found) if len(set(found)) > 1 else next(iter(found), None)
 
-    return folded(dataset, seed_after)
+    return folded(end, seed_after)
 
 
-def count_random_maps(dataset: Any, seed: int) -> int:
-    """Returns the number of random maps that draw from a seed, from this dataset upwards."""
-
-    def draws(one: Any) -> bool:
-        drawing = getattr(one, "operation", None)
-        drawing = drawing if isinstance(drawing, SeededRandomMap) else one
-        return isinstance(drawing, MappedAtRandom | SeededRandomMap) and drawing.seed == seed
-
-    return longest_count(dataset, lambda one: draws(_step(one)))
+def count_random_maps(end: Step, seed: int) -> int:
+    """Returns the number of random maps that draw from a seed, from this step upwards."""
+    return longest_count(end, lambda step: step.drawing_seed == seed)
 
 
-def count_shuffles(dataset: Any, seed: int) -> int:
-    """Returns the number of shuffles that took a seed from a `.seed(...)`, from this dataset upwards."""
-    return longest_count(dataset, lambda one: isinstance(step := _step(one), Shuffle) and step.inherited == seed)
-
-
-def count_nodes(dataset: Any, kind: type) -> int:
-    """Returns the number of nodes of a kind, from this dataset upwards."""
-    return longest_count(dataset, lambda one: isinstance(_step(one), kind))
-
-
-def longest_count(dataset: Any, counts: Callable[[Any], bool]) -> int:
-    """Returns the number of datasets that count, on the path upwards with the most of them."""
-    return folded(dataset, lambda one, above: counts(one) + max(above, default=0))
-
-
-def _step(dataset: Any) -> Any:
-    """Returns the node of a MapDataset, or a step of a stream."""
-    return getattr(dataset, "_node", None) or dataset
+def longest_count(end: Step, counts: Callable[[Step], bool]) -> int:
+    """Returns the number of steps that count, on the path upwards with the most of them."""
+    return folded(end, lambda step, above: counts(step) + max(above, default=0))

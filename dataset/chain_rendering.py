@@ -3,11 +3,12 @@
 import dataclasses
 import itertools
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias, final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, final
 
-from millstream.dataset.nodes.node import ENDLESS, Node, folded
+from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import Source
+from millstream.dataset.step import Step, folded
 from millstream.loader.pipeline.steps import MAX_HELD_RECORDS, may_depend_on_thread
 from millstream.loader.tracing import element_text
 
@@ -99,39 +100,32 @@ def _own_lines(sketch: Sketch) -> Iterator[str]:
         yield f"    {sketch.element}"
 
 
-Sketches: TypeAlias = dict[int, tuple[Any, Sketch]]
-"""The sketches of nodes and datasets by `id`, with these, so that each is sketched once and no `id` is used again."""
+def sketch_of(end: Step, first: Callable[[Step], Any] | None = None) -> Sketch:
+    """Returns the chain of a step. With `first`, which computes the first element of a step, those are described."""
+
+    def sketch(step: Step, parents: list[Sketch]) -> Sketch:
+        element = "" if first is None else element_text(lambda: first(step))
+        return Sketch(step.text, tuple(parents), tuple(step.shares), element)
+
+    return folded(end, sketch)
 
 
-def sketch_of(node: Node, *, with_elements: bool = False, known: Sketches | None = None) -> Sketch:
-    """Returns the chain of a node of a `MapDataset`. With elements, the first one of each node is computed."""
-    known = {} if known is None else known
-
-    def sketch(one: Node, parents: list[Sketch]) -> Sketch:
-        if id(one) not in known:
-            element = element_text(lambda: _first_element(one)) if with_elements else ""
-            known[id(one)] = one, Sketch(one.text, tuple(parents), tuple(one.shares), element)
-        return known[id(one)][1]
-
-    return folded(node, sketch)
-
-
-def _first_element(node: Node) -> Any:
+def first_element(node: Node) -> Any:
     """Returns the first element of a node that is not absent; None if there is none among the first positions."""
     check_no_stream(node)
     positions = range(min(node.length, MAX_POSITIONS))
     return next((value for value in map(node.at, positions) if value is not None), None)
 
 
-def check_no_stream(node: Node) -> None:
+def check_no_stream(end: Step) -> None:
     """Raises TypeError if a source is a stream, from which an element cannot be computed without losing it."""
 
-    def check(one: Node, _: list[None]) -> None:
+    def check(one: Step, _: list[None]) -> None:
         for source in (one.source,) if isinstance(one, Source) else ():
             if len(source) >= MAX_HELD_RECORDS and may_depend_on_thread(source):
                 raise TypeError(f"{type(source).__name__} may be a stream, whose records are read once")
 
-    folded(node, check)
+    folded(end, check)
 
 
 def extent_of(node: Node) -> str:

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, Self, final
 import numpy as np
 
 from millstream.dataset.nodes.lowering import lower, order_of
-from millstream.dataset.nodes.node import Node, folded, holds_nodes
+from millstream.dataset.nodes.node import Node, holds_nodes
 from millstream.dataset.nodes.source_node import Own, Source, copied_with
+from millstream.dataset.step import folded
 from millstream.loader.checkpoints.fingerprint import Fingerprint, Origin, snapshot_of
 from millstream.loader.checkpoints.state import fingerprint_of_pipeline
 from millstream.loader.pipeline.pipeline import FilterLimits, Pipeline, Tolerance

@@ -3,15 +3,20 @@
 import copy
 import dataclasses
 import functools
-import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, SupportsIndex, TypeVar, Unpack, overload
 
 from millstream import grain_kinds
-from millstream.core.checks import as_integer, as_options, has_fields, named_arguments
-from millstream.core.descriptions import described
+from millstream.core.checks import (
+    as_flag,
+    as_integer,
+    as_integer_or_none,
+    as_options,
+    has_fields,
+    named_arguments,
+)
 from millstream.core.randomness import as_seed
 from millstream.dataset.arguments import (
     OF_STREAMS,
@@ -22,16 +27,30 @@ from millstream.dataset.arguments import (
     only_parent,
     raise_missing,
 )
-from millstream.dataset.chain_rendering import Sketch, Sketches, check_no_stream, html_of, sketch_of, text_of
-from millstream.dataset.iterators.dataset_iterator import CountedIterator, DatasetIterator
-from millstream.dataset.map_dataset import MapDataset
-from millstream.dataset.node_source import node_of
+from millstream.dataset.chain_rendering import html_of, sketch_of, text_of
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, counted
+from millstream.dataset.iterators.iterable_iterator import checked_iterable
+from millstream.dataset.joins.limits import Cache, Skip, Take
+from millstream.dataset.joins.mixing import Mix
+from millstream.dataset.joins.turns import Interleave, Repeat
+from millstream.dataset.joins.zipping import Zip
 from millstream.dataset.nodes.source_node import HANDED
+from millstream.dataset.opening import first_element_of, opened
 from millstream.dataset.options import DatasetOptions, OptionArguments
-from millstream.loader.checkpoints.description import Description
-from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.loader.tracing import element_text
+from millstream.dataset.stream_steps import (
+    Ahead,
+    FromIterable,
+    Operate,
+    Read,
+    Seeded,
+    StreamStep,
+    WithOptions,
+    step_of,
+    without_threads,
+)
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.views import visualized
+from millstream.samplers.mixtures.mixture_checks import checked_weights, named_components
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.batching.rebatch import Rebatch
 from millstream.transforms.given import as_transformation
@@ -42,10 +61,6 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 Out = TypeVar("Out")
-
-
-WARM = "_warm"
-"""The attribute of a dataset with the idle worker processes of its iterators."""
 
 
 class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
@@ -77,6 +92,8 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
     """
 
     _parents: tuple[Any, ...] = ()
+    _step: Any = None
+    """The step that it holds, a `StreamStep`; None for a user's class that iterates by itself."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Wraps the `__iter__` of a subclass, so that it returns a `DatasetIterator`."""
@@ -106,7 +123,10 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
     def __iter__(self) -> DatasetIterator[T_co]:
         """Returns a new iterator at the beginning of the stream."""
-        raise NotImplementedError(f"{type(self).__name__} must define __iter__.")
+        if self._step is None:
+            raise NotImplementedError(f"{type(self).__name__} must define __iter__.")
+        step: StreamStep = self._step
+        return self._begun_by(sys._getframe(1), lambda: opened(step))  # noqa: SLF001  (as `warnings` does)
 
     def __getitem__(self, key: Any) -> NoReturn:
         """Raises ValueError, because a stream is read in order."""
@@ -141,9 +161,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> list(millstream.IterDataset.source(squares))
             [0, 1, 4, 9]
         """
-        from millstream.dataset.stream_source import SourceIterDataset  # noqa: PLC0415  (a subclass of this class)
-
-        return SourceIterDataset(iterable)
+        return made(FromIterable((), checked_iterable(iterable)))
 
     @staticmethod
     def mix(
@@ -174,9 +192,10 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> list(millstream.IterDataset.mix(datasets, {"numbers": 0.75, "letters": 0.25}))
             [0, 1, 2, 'a', 3, 4, 5, 'b']
         """
-        from millstream.dataset.stream_mixing import MixedIterDataset  # noqa: PLC0415  (which needs this class)
-
-        return MixedIterDataset(datasets, weights)
+        names, components = named_components(datasets, "datasets")
+        streams = [as_stream(one, f"datasets[{name!r}]") for name, one in zip(names, components, strict=True)]
+        whole = checked_weights([1] * len(streams) if weights is None else weights, names)
+        return made(Mix(steps_of(streams), whole, names, isinstance(datasets, Mapping)), *streams)
 
     @staticmethod
     def interleave(datasets: Any, cycle_length: SupportsIndex) -> "IterDataset[Any]":
@@ -197,9 +216,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> list(millstream.IterDataset.interleave(streams, cycle_length=2))
             ['a', 'b', 'a', 'a', 'c', 'c']
         """
-        from millstream.dataset.grain_compat.interleaving import InterleaveIterDataset  # noqa: PLC0415  (as above)
-
-        return InterleaveIterDataset(datasets, cycle_length=cycle_length)
+        return interleaved(datasets, cycle_length)
 
     def concatenate(self, *datasets: "IterDataset[Out]") -> "IterDataset[T_co | Out]":
         """Returns the elements of this dataset, and then those of others.
@@ -232,9 +249,8 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> list(numbers.zip(numbers.map(str)))
             [(0, '0'), (1, '1')]
         """
-        from millstream.dataset.grain_compat.zipping import ZipIterDataset  # noqa: PLC0415  (as above)
-
-        return ZipIterDataset([self, *datasets], strict=strict)
+        streams = [as_stream(one, f"datasets[{number}]") for number, one in enumerate([self, *datasets])]
+        return made(Zip(steps_of(streams), as_flag(strict, "strict")), *streams)
 
     def take(self, count: SupportsIndex) -> "IterDataset[T_co]":
         """Returns the first elements.
@@ -246,9 +262,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> list(millstream.IterDataset.source("abcde").take(2))
             ['a', 'b']
         """
-        from millstream.dataset.grain_compat.combinations import LimitIterDataset  # noqa: PLC0415  (as above)
-
-        return LimitIterDataset(self, count)
+        return made(Take(steps_of([self]), as_integer(count, "count", minimum=1)), self)
 
     def skip(self, count: SupportsIndex) -> "IterDataset[T_co]":
         """Returns the elements after the first `count`, which are computed and dropped once, at the beginning.
@@ -262,9 +276,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> list(millstream.IterDataset.source("abcde").skip(3))
             ['d', 'e']
         """
-        from millstream.dataset.grain_compat.combinations import Skipped  # noqa: PLC0415  (as above)
-
-        return Skipped(self, count)
+        return made(Skip(steps_of([self]), as_integer(count, "count", minimum=0)), self)
 
     def repeat(self, num_epochs: SupportsIndex | None = None) -> "IterDataset[T_co]":
         """Returns the elements several times: the same ones, with the same draws, each time.
@@ -278,9 +290,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> list(millstream.IterDataset.source("ab").repeat(2))
             ['a', 'b', 'a', 'b']
         """
-        from millstream.dataset.grain_compat.combinations import RepeatIterDataset  # noqa: PLC0415  (as above)
-
-        return RepeatIterDataset(self, num_epochs)
+        return made(Repeat(steps_of([self]), as_integer_or_none(num_epochs, "num_epochs")), self)
 
     def cache(self) -> "IterDataset[T_co]":
         """Returns the same elements, kept in memory once they are computed, for a `repeat` after it.
@@ -289,9 +299,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> list(millstream.IterDataset.source("ab").map(str.upper).cache().repeat(2))
             ['A', 'B', 'A', 'B']
         """
-        from millstream.dataset.grain_compat.combinations import CacheIterDataset  # noqa: PLC0415  (as above)
-
-        return CacheIterDataset(self)
+        return made(Cache(steps_of([self])), self)
 
     def rebatch(self, batch_size: SupportsIndex, *, drop_remainder: bool = False) -> "IterDataset[T_co]":
         """Returns batches of one size, rebuilt from batches of any size; see `Rebatch`.
@@ -335,9 +343,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> list(dataset.options(on_error="skip"))
             [1, 3]
         """
-        from millstream.dataset.grain_compat.prefetching import WithOptionsIterDataset  # noqa: PLC0415  (as above)
-
-        return WithOptionsIterDataset(self, DatasetOptions(**options))
+        return made(WithOptions(steps_of([self]), DatasetOptions(**options)), self)
 
     def apply(self, transformations: Any) -> "IterDataset[Any]":
         """Returns the elements after one operation, or after several in a list.
@@ -507,9 +513,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> [int(number) for number in dataset.random_map(lambda number, rng: number + rng.integers(100))]
             [3, 98, 64]
         """
-        from millstream.dataset.stream_nodes import Seeded  # noqa: PLC0415  (a subclass of this class)
-
-        return Seeded(self, as_seed(seed))
+        return made(Seeded(steps_of([self]), as_seed(seed)), self)
 
     def mp_prefetch(
         self,
@@ -543,7 +547,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         workers = _as_workers(options)
         if worker_init_fn is not None:
             workers = dataclasses.replace(workers, worker_init_fn=worker_init_fn)
-        return _ahead(self, workers, None)
+        return made(Ahead(steps_of([self]), workers, is_boundary=True), self)
 
     def prefetch(self, options: MultiprocessingOptions | ReadOptions | None = None) -> "IterDataset[T_co]":
         """Returns the same elements, prefetched by threads for `ReadOptions`, or by processes like `mp_prefetch`.
@@ -563,7 +567,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             [0, 10, 20, 30]
         """
         if has_fields(options, ReadOptions):
-            return _ahead(self, MultiprocessingOptions(), as_options(options, "options", ReadOptions))
+            return made(Ahead(steps_of([self]), reading=as_options(options, "options", ReadOptions)), self)
         if isinstance(options, SupportsIndex):
             raise TypeError(
                 f"prefetch must be given ReadOptions for threads, got {options}. Write .mp_prefetch({options}) for "
@@ -572,34 +576,24 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             )
         return self.mp_prefetch(options)  # type: ignore[arg-type]  # not ReadOptions
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the attributes of an equal dataset, without worker processes."""
-        return {name: value for name, value in vars(self).items() if name not in {WARM, HANDED}}
+    @property
+    def iterates_itself(self) -> bool:
+        """True if its class, a user's, has its own `__iter__`."""
+        return self._step is None or type(self).__iter__ is not IterDataset.__iter__
 
-    def _stream_description(self) -> dict[str, dict[str, str]]:
-        """Returns the description of this dataset for states without a position of their own."""
-        found = Description()
-        found.identity["stream"] = type(self).__name__
-        found.add_code("stream", type(self))
-        # A subclass may have a __getstate__ of its own, which returns anything.
-        for name, value in IterDataset.__getstate__(self).items():
-            if name not in {"_parents", "_depth"}:
-                found.add(f"stream.{name}", value, is_content=True)
-        return {"words": found.identity, "content": found.content}
-
-    def _begun_by(
-        self, caller: FrameType, opened: Callable[[Any], DatasetIterator[Any]] = iter
-    ) -> DatasetIterator[T_co]:
+    def _begun_by(self, caller: FrameType, begin: Callable[[], DatasetIterator[Any]]) -> DatasetIterator[T_co]:
         """Returns a new iterator, which code in another frame asks for, and shows a diagram if it is set."""
         return visualized(
             caller,
-            lambda: opened(self),
-            lambda: text_of("IterDataset", self._sketch(with_elements=True)),
-            lambda: html_of("IterDataset", self._sketch(with_elements=True)),
+            begin,
+            lambda: text_of("IterDataset", sketch_of(step_of(self), first_element_of)),
+            lambda: html_of("IterDataset", sketch_of(step_of(self), first_element_of)),
         )
 
     def _without_threads(self) -> "IterDataset[Any]":
         """Returns a dataset with the same elements, which are computed in this thread."""
+        if not self.iterates_itself:
+            return made(without_threads(self._step))
         dataset = copy.copy(self)
         vars(dataset)["_parents"] = tuple(
             parent._without_threads() if isinstance(parent, IterDataset) else parent  # noqa: SLF001  (of this class)
@@ -608,84 +602,86 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         return dataset
 
     def __repr__(self) -> str:
-        return text_of("IterDataset", self._sketch())
+        return text_of("IterDataset", sketch_of(step_of(self)))
 
     def _repr_html_(self) -> str:
-        return html_of("IterDataset", self._sketch())
+        return html_of("IterDataset", sketch_of(step_of(self)))
 
-    def _sketch(self, *, with_elements: bool = False, known: Sketches | None = None) -> Sketch:
-        """Returns the chain that ends here, with the structure of the elements after each node if asked for."""
-        known = {} if known is None else known
-        if id(self) not in known:
-            parents = tuple(_sketch(parent, with_elements=with_elements, known=known) for parent in self.parents)
-            element = element_text(lambda: next(iter(self._first_elements(1)))) if with_elements else ""
-            known[id(self)] = self, Sketch(self._line(), parents, tuple(self._shares()), element)
-        return known[id(self)][1]
+    def _made_of(self, step: StreamStep, *parents: Any) -> None:
+        """Constructs a dataset of a subclass that is a step under another name."""
+        IterDataset.__init__(self, parents)
+        self._step = step
 
-    def _check_no_stream(self) -> None:
-        for parent in self._parents:
-            if isinstance(parent, IterDataset):
-                parent._check_no_stream()  # noqa: SLF001  (of this class)
-            elif isinstance(parent, MapDataset):
-                check_no_stream(node_of(parent))
 
-    def _first_elements(self, count: int) -> list[Any]:
-        """Returns the first elements, up to `count`, which this thread computes."""
-        self._check_no_stream()
-        with iter(self._without_threads()) as iterator:
-            return list(itertools.islice(iterator, count))
+def made(step: StreamStep, *parents: Any) -> IterDataset[Any]:
+    """Returns a dataset of a step."""
+    dataset = IterDataset[Any](parents)
+    dataset._step = step  # noqa: SLF001
+    return dataset
 
-    def _line(self) -> str:
-        """Returns a description of this node, which begins with a dot if it follows its parent."""
-        return type(self).__name__
 
-    def _shares(self) -> Sequence[tuple[str, float]]:
-        """Returns the names of the parents with their weights, for a diagram."""
-        return ()
+def steps_of(datasets: Iterable[Any]) -> tuple[Any, ...]:
+    """Returns the steps of datasets, for a step that draws from them."""
+    return tuple(map(step_of, datasets))
+
+
+def reading(
+    map_dataset: Any, read_options: ReadOptions | None = None, *, allow_nones: bool = False
+) -> IterDataset[Any]:
+    """Returns the elements of a MapDataset in order."""
+    options = ReadOptions() if read_options is None else as_options(read_options, "read_options", ReadOptions)
+    step: StreamStep = Read(steps_of([map_dataset]), map_dataset, options, allow_nones)
+    if (handed := vars(map_dataset).get(HANDED)) is not None:
+        step = WithOptions((step,), handed)
+    return made(step, map_dataset)
+
+
+def as_stream(dataset: Any, what: str) -> IterDataset[Any]:
+    """Returns a dataset as one that is read in order. Refuses anything else, which the error calls `what`."""
+    if isinstance(dataset, grain_kinds.MapDataset):
+        stream: IterDataset[Any] = dataset.to_iter_dataset()  # type: ignore[attr-defined]  # of every MapDataset
+        return stream
+    if not isinstance(dataset, IterDataset):
+        raise TypeError(f"{what} must be an IterDataset or a MapDataset, got {type(dataset).__name__}.")
+    return dataset
+
+
+def interleaved(datasets: Any, cycle_length: SupportsIndex) -> IterDataset[Any]:
+    """Returns one element of each of `cycle_length` datasets, one after another."""
+    number = as_integer(cycle_length, "cycle_length", minimum=1)
+    if isinstance(datasets, grain_kinds.MapDataset):
+        return made(Interleave(steps_of([datasets]), datasets, number), datasets)
+    if isinstance(datasets, str | bytes) or not isinstance(datasets, Sequence):
+        raise TypeError(f"datasets must be a list or a MapDataset of datasets, got {type(datasets).__name__}.")
+    streams = [as_stream(dataset, f"datasets[{position}]") for position, dataset in enumerate(datasets)]
+    steps = steps_of(streams)
+    return made(Interleave(steps, steps, number), *streams)
 
 
 def _always_dataset_iterators(own: Callable[[Any], Any]) -> Callable[[Any], DatasetIterator[Any]]:
     """Returns an `__iter__` that returns the iterator of `own`, wrapped if it has no states."""
 
-    def opened(dataset: Any) -> DatasetIterator[Any]:
+    def begun(dataset: Any) -> DatasetIterator[Any]:
         iterator = own(dataset)
         if isinstance(iterator, DatasetIterator):
             return iterator
-        return CountedIterator(dataset, lambda: own(dataset), iter(iterator))
+        return counted(dataset, lambda: own(dataset), iter(iterator))
 
     @functools.wraps(own)
     def begin(self: Any) -> DatasetIterator[Any]:
-        begun: DatasetIterator[Any] = self._begun_by(sys._getframe(1), opened)  # noqa: SLF001  (as `warnings` does)
-        return begun
+        found: DatasetIterator[Any] = self._begun_by(sys._getframe(1), lambda: begun(self))  # noqa: SLF001  (as above)
+        return found
 
     return begin
-
-
-def _sketch(parent: Any, *, with_elements: bool, known: Sketches) -> Sketch:
-    if isinstance(parent, IterDataset):
-        return parent._sketch(with_elements=with_elements, known=known)  # noqa: SLF001  (of the class above)
-    if isinstance(parent, MapDataset):
-        return sketch_of(node_of(parent), with_elements=with_elements, known=known)
-    return Sketch(described(parent))
 
 
 def _operated(
     parent: IterDataset[Any], operation: Transformation, seed: SupportsIndex | None = None
 ) -> IterDataset[Any]:
-    from millstream.dataset.stream_nodes import Operated  # noqa: PLC0415  (a subclass of the class above)
-
-    return Operated(parent, operation, seed)
-
-
-def _ahead(parent: IterDataset[Any], workers: MultiprocessingOptions, reading: ReadOptions | None) -> IterDataset[Any]:
-    from millstream.dataset.stream_nodes import Ahead  # noqa: PLC0415  (as above)
-
-    return Ahead(parent, workers, reading, is_boundary=reading is None)
+    return made(Operate.after(step_of(parent), operation, seed), parent)
 
 
 def _as_workers(options: Any) -> MultiprocessingOptions:
     if has_fields(options, MultiprocessingOptions):
         return as_options(options, "options", MultiprocessingOptions)
-    from millstream.loader.threads.options import available_cores  # noqa: PLC0415
-
     return MultiprocessingOptions(available_cores() if options is None else as_integer(options, "num_workers", 0))

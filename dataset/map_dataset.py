@@ -13,10 +13,9 @@ from millstream.dataset.arguments import (
     as_flat_map,
     as_map,
     as_operation,
-    count_nodes,
     count_random_maps,
-    count_shuffles,
     depth_above,
+    longest_count,
     nearest_seed,
     only_parent,
     raise_missing,
@@ -24,6 +23,8 @@ from millstream.dataset.arguments import (
     warn_of_replacement,
 )
 from millstream.dataset.chain_rendering import extent_of, html_of, sketch_of, text_of
+from millstream.dataset.iter_dataset import IterDataset, reading
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.node_source import NodeSource, node_of
 from millstream.dataset.nodes.blocks import positions_within
 from millstream.dataset.nodes.element_nodes import (
@@ -37,10 +38,10 @@ from millstream.dataset.nodes.element_nodes import (
 from millstream.dataset.nodes.index_nodes import Repeat, Seed, Shard, Shuffle, Slice, Taken, WindowShuffle
 from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected, Zipped, warn_of_proportions
 from millstream.dataset.nodes.node import ENDLESS, Node
-from millstream.dataset.nodes.source_node import Source
+from millstream.dataset.nodes.source_node import HANDED, Source
+from millstream.loader.threads.options import ReadOptions
 from millstream.samplers.mixtures.mixture_checks import checked_weights, named_components
 from millstream.sources import DataSource
-from millstream.sources.base import RecordKeys
 from millstream.sources.source_checks import check_range, check_readable
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.base import METHODS
@@ -48,10 +49,6 @@ from millstream.transforms.given import as_transformation
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from millstream.dataset.iter_dataset import IterDataset
-    from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-    from millstream.loader.threads.options import ReadOptions
 
 T = TypeVar("T")
 Out = TypeVar("Out")
@@ -301,9 +298,9 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
             >>> [int(number) for number in drawn.repeat(2)]  # each epoch draws different numbers
             [3, 98, 64, 19, 19, 51]
         """
-        operation = as_operation(transform, RandomMap)
-        chosen = seed_for("random_map", self, seed)
-        return self._with(MappedAtRandom(node_of(self), operation, chosen, count_random_maps(self, chosen)))
+        node, operation = node_of(self), as_operation(transform, RandomMap)
+        chosen = seed_for("random_map", node, seed)
+        return self._with(MappedAtRandom(node, operation, chosen, count_random_maps(node, chosen)))
 
     def filter(self, transform: "Filter[T] | Callable[[T], object]") -> "MapDataset[T]":
         """Returns the dataset without the elements for which `transform` is false: their positions contain None.
@@ -413,8 +410,8 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
         warn_of_replacement(node.length)
         if seed is not None:
             return self._with(Shuffle(node, as_seed(seed)))
-        inherited = seed_for("shuffle", self, None)
-        number = count_shuffles(self, inherited)
+        inherited = seed_for("shuffle", node, None)
+        number = longest_count(node, lambda one: isinstance(one, Shuffle) and one.inherited == inherited)
         return self._with(Shuffle(node, derive_seed(inherited, number) if number else inherited, inherited))
 
     def slice(self, rows: "Rows | Iterable[SupportsIndex]") -> "MapDataset[T]":
@@ -491,10 +488,11 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
             >>> list(millstream.MapDataset.range(8).window_shuffle(4, seed=0))
             [2, 3, 0, 1, 7, 4, 6, 5]
         """
+        node = node_of(self)
         size = as_integer(window_size, "window_size", minimum=1, maximum=sys.maxsize)
-        chosen = seed_for("window_shuffle", self, seed)
-        number = 0 if seed is not None else count_nodes(self, WindowShuffle)
-        return self._with(WindowShuffle(node_of(self), size, derive_seed(chosen, number) if number else chosen))
+        chosen = seed_for("window_shuffle", node, seed)
+        number = 0 if seed is not None else longest_count(node, lambda one: isinstance(one, WindowShuffle))
+        return self._with(WindowShuffle(node, size, derive_seed(chosen, number) if number else chosen))
 
     def shard(self, index: SupportsIndex, count: SupportsIndex) -> "MapDataset[T]":
         """Returns the share of one host: of each `count` neighbours one, which differs from group to group.
@@ -529,7 +527,9 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
                 "the others, so their batches may end at different steps. Cut it before, "
                 f"dataset[:{node.length - longer}], or .repeat() it."
             )
-        seed = derive_seed(nearest_seed(self) or 0, OF_BATCHES + count_nodes(self, Shard))
+        seed = derive_seed(
+            nearest_seed(node) or 0, OF_BATCHES + longest_count(node, lambda one: isinstance(one, Shard))
+        )
         return self._with(Shard(node, number, num_shards, seed))
 
     def zip(self, *datasets: "MapDataset[Any]") -> "MapDataset[tuple[Any, ...]]":
@@ -604,9 +604,7 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
             "position: write .to_iter_dataset().apply(...)."
         )
 
-    def to_iter_dataset(
-        self, read_options: "ReadOptions | None" = None, *, allow_nones: bool = False
-    ) -> "IterDataset[T]":
+    def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> IterDataset[T]:
         """Returns the stream of an epoch's elements, without missing ones.
 
         Args:
@@ -618,19 +616,12 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
             >>> list(dataset.to_iter_dataset()), list(dataset.to_iter_dataset(allow_nones=True))
             ([0, 2], [0, None, 2, None])
         """
-        from millstream.dataset.stream_nodes import ReadIterDataset  # noqa: PLC0415  (which needs this class)
+        return reading(self, read_options, allow_nones=as_flag(allow_nones, "allow_nones"))
 
-        return ReadIterDataset(self, read_options, as_flag(allow_nones, "allow_nones"))
-
-    def __iter__(self) -> "DatasetIterator[T]":
+    def __iter__(self) -> DatasetIterator[T]:
         """Returns an iterator over one epoch, without missing elements."""
-        return self.to_iter_dataset()._begun_by(sys._getframe(1))  # noqa: SLF001  (as `warnings` does)
-
-    def __len__(self) -> int:
-        """Returns the length of one epoch; `sys.maxsize` if the dataset is endless."""
-        if self._node is None:
-            raise NotImplementedError(f"{type(self).__name__} must override __len__.")
-        return self._node.length
+        stream = self.to_iter_dataset()
+        return stream._begun_by(sys._getframe(1), lambda: iter(stream))  # noqa: SLF001  (as `warnings` does)
 
     @overload
     def __getitem__(self, position: SupportsIndex) -> T: ...
@@ -648,16 +639,6 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
         return element
 
     _own_reads = __getitem__
-
-    def __getitems__(self, positions: RecordKeys) -> Sequence[T]:
-        """Returns the elements at positions, in order, None for missing elements.
-
-        Each source is read in one call.
-
-        Raises:
-            IndexError: a position is negative, 2**63 or more, or the dataset is empty.
-        """
-        return self._read.block(positions)
 
     def __repr__(self) -> str:
         return text_of(self._title, sketch_of(node_of(self)))
@@ -677,6 +658,8 @@ def dataset_of(node: Node, *parents: MapDataset[Any]) -> MapDataset[Any]:
     """Returns a dataset with a node."""
     dataset = MapDataset[Any](parents)
     dataset._node = node  # noqa: SLF001
+    if len(parents) == 1 and (handed := vars(parents[0]).get(HANDED)) is not None:
+        vars(dataset)[HANDED] = handed
     return dataset
 
 

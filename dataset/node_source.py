@@ -1,6 +1,6 @@
 """The half of a MapDataset that the engine reads: blocks of elements, and the description of a source."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.dataset.chain_rendering import content_marks_of, fingerprint_of
@@ -10,7 +10,7 @@ from millstream.dataset.nodes.element_nodes import ElementNode, Filtered, Split
 from millstream.dataset.nodes.lowering import origin_of
 from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import Own
-from millstream.sources.base import LoaderView
+from millstream.sources.base import LoaderView, RecordKeys
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,8 +24,36 @@ class NodeSource:
     _parents: "tuple[Any, ...]" = ()
     _node: Node | None = None
     _blocks: Blocks | None = None
-    _own_reads: ClassVar[Any] = None
+
+    @staticmethod
+    def of(node: Node) -> "NodeSource":
+        """Returns a source of a node that no dataset holds."""
+        source = NodeSource()
+        source._node = node
+        return source
+
+    def __len__(self) -> int:
+        """Returns the length of one epoch; `sys.maxsize` if the dataset is endless."""
+        if self._node is None:
+            raise NotImplementedError(f"{type(self).__name__} must override __len__.")
+        return self._node.length
+
+    def __getitem__(self, position: Any) -> Any:
+        """Returns the element at a position of any epoch, None if it is missing."""
+        return self._read.at(position)
+
+    _own_reads: ClassVar[Any] = __getitem__
     """The `__getitem__` of the library. A user's class has another one."""
+
+    def __getitems__(self, positions: RecordKeys) -> Sequence[Any]:
+        """Returns the elements at positions, in order, None for missing elements.
+
+        Each source is read in one call.
+
+        Raises:
+            IndexError: a position is negative, 2**63 or more, or the dataset is empty.
+        """
+        return self._read.block(positions)
 
     @property
     def reads_one_by_one(self) -> bool:

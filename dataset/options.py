@@ -6,7 +6,6 @@ import numbers
 from typing import Any, TypedDict, TypeVar
 
 from millstream.core.checks import named_fields
-from millstream.dataset.nodes.source_node import HANDED
 from millstream.loader.pipeline.pipeline import MAX_ERRORS, FilterLimits, Tolerance
 
 Class = TypeVar("Class", bound=type)
@@ -111,24 +110,3 @@ class DatasetOptions:
 
 
 DEFAULTS = DatasetOptions()
-
-GIVEN = "_given_options"
-"""The attribute of a dataset with the options for the chain up to it."""
-
-
-def options_of(dataset: Any, outer: DatasetOptions = DEFAULTS) -> DatasetOptions:
-    """Returns the options of a dataset below others that have the options `outer`.
-
-    They combine its own options with those of its chain of single parents. The last dataset of the chain takes
-    precedence.
-    """
-    options = outer
-    while True:
-        attributes = vars(dataset)
-        for own in (attributes.get(HANDED), attributes.get(GIVEN)):
-            if isinstance(own, DatasetOptions):
-                options = options.merge(own)
-        parents: tuple[Any, ...] = getattr(dataset, "parents", ())
-        if len(parents) != 1:
-            return options
-        (dataset,) = parents

@@ -32,7 +32,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "monitoring": {"processes", "reporting"},
         "reporting": {"measuring", "pipeline", "threads"},
     },
-    "dataset": {"nodes": set()},
+    "dataset": {"nodes": {"step"}},
     "sources": {
         "remote": {"reads"},
         "files": {"remote", "base", "digests", "keyed_pool", "pieces"},
@@ -95,20 +95,6 @@ LATE_IMPORTS = {
 """Packages that are imported inside functions only. The modules that import the others are themselves imported late."""
 FOR_TYPE_CHECKERS = {"typing_extensions"}
 """Packages that type checkers bring themselves: imported for them only, they are no dependency."""
-
-FLUENT = {
-    ("millstream.dataset.map_dataset", "millstream.dataset.stream_nodes"),
-    ("millstream.dataset.iter_dataset", "millstream.dataset.stream_nodes"),
-    ("millstream.dataset.iter_dataset", "millstream.dataset.stream_mixing"),
-    ("millstream.dataset.iter_dataset", "millstream.dataset.stream_source"),
-    ("millstream.dataset.iter_dataset", "millstream.dataset.grain_compat.combinations"),
-    ("millstream.dataset.iter_dataset", "millstream.dataset.grain_compat.interleaving"),
-    ("millstream.dataset.iter_dataset", "millstream.dataset.grain_compat.prefetching"),
-    ("millstream.dataset.iter_dataset", "millstream.dataset.grain_compat.zipping"),
-    ("millstream.dataset.stream_nodes", "millstream.dataset.chain"),
-}
-"""The imports that may run in a circle, inside methods of a dataset: `.batch(64)`, `.mix(…)` and `iter(dataset)` make
-what is itself made of datasets. All others run down."""
 
 MODULE_LINES = 700
 """The length that hardly any idea needs: a longer module has two."""
@@ -287,21 +273,18 @@ def test_the_graph_of_imports_is_as_drawn() -> None:
 def test_no_import_leads_back_to_its_module() -> None:
     """Modules stand one above the other: what one imports, in functions and for type checkers too, never imports it.
 
-    In dataset/ and in the executors of workers, annotations may name what is above.
+    In the executors of workers, annotations may name what is above.
     """
     graph = {
         module: {
             imported
             for item in imports_of(path.read_text())
             if (imported := module_of(item.target)) is not None
-            and not (item.is_for_checkers and drawn_as(module) == drawn_as(imported) in {"dataset", "workers"})
+            and not (item.is_for_checkers and drawn_as(module) == drawn_as(imported) == "workers")
         }
         for module, path in MODULES.items()
     }
 
-    assert {(module, imported) for module, imported in FLUENT if imported in graph[module]} == FLUENT
-    for module, imported in FLUENT:
-        graph[module].discard(imported)
     # It raises a CycleError that names the modules of a circle.
     assert {*graphlib.TopologicalSorter(graph).static_order()} == graph.keys()
 

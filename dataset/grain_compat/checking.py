@@ -7,8 +7,9 @@ from typing import Any, SupportsIndex
 
 from millstream.core.checks import as_integer, as_integer_or_none
 from millstream.core.randomness import as_seed
-from millstream.dataset.chain import as_stream, opened_below
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.opening import opened
+from millstream.dataset.stream_steps import stream_of
 from millstream.loader.debugging import difference
 from millstream.loader.pipeline.calls import num_bytes
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
@@ -36,8 +37,8 @@ def assert_equal_output_after_checkpoint(ds: Any) -> None:
         >>> dataset = millstream.MapDataset.range(10).shuffle(seed=0).to_iter_dataset().batch(4)
         >>> millstream.experimental.assert_equal_output_after_checkpoint(dataset)
     """
-    dataset = as_stream(ds, "ds")
-    with opened_below(dataset) as iterator:
+    stream = stream_of(ds, "ds")
+    with opened(stream) as iterator:
         states = [_text(iterator)]
         elements = []
         for element in iterator:
@@ -51,7 +52,7 @@ def assert_equal_output_after_checkpoint(ds: Any) -> None:
                 f"States must have the same keys and types throughout: after {step} elements {text}, at the beginning "
                 f"{states[0]}."
             )
-        with opened_below(dataset) as fresh:
+        with opened(stream) as fresh:
             fresh.set_state(json.loads(text))
             if (there := _text(fresh)) != text:
                 raise AssertionError(f"After {step} elements the state is {text}, and once restored it is {there}.")
@@ -115,7 +116,7 @@ def pick_performance_config(
     samples = as_integer(samples_to_check, "samples_to_check", minimum=1)
     worker_limit = as_integer_or_none(max_workers, "max_workers")
     buffer_limit = as_integer_or_none(max_buffer_size, "max_buffer_size") or MAX_BUFFERED
-    with opened_below(as_stream(ds, "ds")) as iterator:
+    with opened(stream_of(ds, "ds")) as iterator:
         sizes = [num_bytes([element]) for element, _ in zip(iterator, range(samples), strict=False)]
     if not sizes:
         raise ValueError("The dataset yields nothing, so nothing can be measured.")

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, final
 
+from millstream.dataset.iter_dataset import IterDataset, reading
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.map_dataset import MapDataset, dataset_of
 from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.index_nodes import InterleavedRows
-from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import DataSourceError
 from millstream.sources.arrow.tables import filesystems
 from millstream.sources.files.paths import FileIdentity, FileRange
@@ -24,7 +24,7 @@ CYCLE_LENGTH = 16
 CACHE_BYTES_PER_FILE = 1 << 28
 
 
-class TFRecordIterDataset(ReadIterDataset):
+class TFRecordIterDataset(IterDataset[bytes]):
     """The records of a TFRecord file, as bytes.
 
     Their offsets are indexed once, as by `TFRecordDataSource`. So a state is restored immediately, and the operations
@@ -43,7 +43,8 @@ class TFRecordIterDataset(ReadIterDataset):
     """
 
     def __init__(self, path: Any) -> None:
-        super().__init__(MapDataset.source(TFRecordDataSource(path)))
+        records = MapDataset.source(TFRecordDataSource(path))
+        self._made_of(reading(records)._step, records)  # noqa: SLF001  (of the base class)
         self._path = path
 
 
@@ -97,7 +98,7 @@ class _TFRecordDatasetIterator(DatasetIterator[bytes]):
         self._reader.seek(state["reader_offset"])
 
 
-class ParquetIterDataset(ReadIterDataset):
+class ParquetIterDataset(IterDataset[dict[str, Any]]):
     """The rows of Parquet files, as dicts of the columns; rows of several files, up to 16 at a time, are interleaved.
 
     Args:
@@ -134,7 +135,7 @@ class ParquetIterDataset(ReadIterDataset):
         rows = MapDataset.source(source)
         if turns > 1:
             rows = dataset_of(InterleavedRows(node_of(rows), sizes, turns), rows)
-        super().__init__(rows)
+        self._made_of(reading(rows)._step, rows)  # noqa: SLF001  (of the base class)
 
 
 def _sizes_of_files(source: ParquetDataSource) -> tuple[int, ...]:

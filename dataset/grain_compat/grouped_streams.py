@@ -3,11 +3,11 @@
 from collections.abc import Collection, Mapping
 from typing import Any, SupportsIndex, TypeVar
 
-from millstream.dataset.chain import as_stream
+from millstream.dataset.iter_dataset import IterDataset, as_stream
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.node_source import node_of
-from millstream.dataset.stream_nodes import Operated
-from millstream.transforms import FlatMap
+from millstream.dataset.stream_steps import Operate, step_of
+from millstream.transforms import FlatMap, Transformation
 from millstream.transforms.batching.rebatch import Rebatch
 from millstream.transforms.packing.best_fit import BestFitPack
 from millstream.transforms.packing.bins import BinPack
@@ -18,7 +18,15 @@ from millstream.transforms.window_shuffle import WindowShuffle
 T = TypeVar("T")
 
 
-class _PackIterDataset(Operated):
+class _Operated(IterDataset[Any]):
+    """A stream after an operation."""
+
+    def __init__(self, parent: Any, operation: Transformation) -> None:
+        stream = as_stream(parent, "parent")
+        self._made_of(Operate.after(step_of(stream), operation), stream)
+
+
+class _PackIterDataset(_Operated):
     """Whole documents packed into rows. Subclasses choose the row of a document."""
 
     _operation: type[BinPack]
@@ -50,7 +58,7 @@ class _PackIterDataset(Operated):
             pack_alignment_struct=pack_alignment_struct,
             shuffle_bins_group_by_feature=shuffle_bins_group_by_feature,
         )
-        super().__init__(as_stream(parent, "parent"), operation)
+        super().__init__(parent, operation)
 
 
 class FirstFitPackIterDataset(_PackIterDataset):
@@ -131,7 +139,7 @@ class BestFitPackIterDataset(_PackIterDataset):
     _operation = BestFitPack
 
 
-class ConcatThenSplitIterDataset(Operated):
+class ConcatThenSplitIterDataset(_Operated):
     """Rows split from concatenated documents. Only the last row has padding.
 
     It is `parent.apply(ConcatThenSplit(...))` with Grain's arguments; see `ConcatThenSplit` for rows and errors.
@@ -179,10 +187,10 @@ class ConcatThenSplitIterDataset(Operated):
             bos_features=bos_features,
             bos_token_id=bos_token_id,
         )
-        super().__init__(as_stream(parent, "parent"), operation)
+        super().__init__(parent, operation)
 
 
-class WindowShuffleIterDataset(Operated):
+class WindowShuffleIterDataset(_Operated):
     """The elements of a dataset, shuffled within windows of `window_size` in a row.
 
     Each window has its own order, and is kept in memory as a whole.
@@ -202,10 +210,10 @@ class WindowShuffleIterDataset(Operated):
     """
 
     def __init__(self, parent: Any, *, window_size: SupportsIndex, seed: SupportsIndex) -> None:
-        super().__init__(as_stream(parent, "parent"), WindowShuffle(window_size, seed))
+        super().__init__(parent, WindowShuffle(window_size, seed))
 
 
-class RebatchIterDataset(Operated):
+class RebatchIterDataset(_Operated):
     """Batches of one size, rebuilt from batches of any size. Rows keep their order, and no row is lost.
 
     Args:
@@ -223,10 +231,10 @@ class RebatchIterDataset(Operated):
     """
 
     def __init__(self, parent: Any, batch_size: SupportsIndex, drop_remainder: bool = False) -> None:
-        super().__init__(as_stream(parent, "parent"), Rebatch(batch_size, drop_remainder))
+        super().__init__(parent, Rebatch(batch_size, drop_remainder))
 
 
-class FlatMapIterDataset(Operated):
+class FlatMapIterDataset(_Operated):
     """The children into which an operation splits each element.
 
     Args:
@@ -249,7 +257,7 @@ class FlatMapIterDataset(Operated):
                 f"transform must be a FlatMap, which knows its max_fan_out, got {transform!r}: "
                 "write FlatMap(function, max_fan_out)."
             )
-        super().__init__(as_stream(parent, "parent"), transform)
+        super().__init__(parent, transform)
 
 
 class WindowShuffleMapDataset(MapDataset[T]):

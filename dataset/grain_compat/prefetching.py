@@ -1,19 +1,20 @@
 """Prefetching by threads and to devices, and options for a whole chain, under Grain's names."""
 
+import dataclasses
 from typing import Any, SupportsIndex, final
 
 from millstream.core.checks import as_integer
-from millstream.dataset.chain import Chain, as_stream
-from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.chain import Chain
+from millstream.dataset.iter_dataset import IterDataset, as_stream, made, steps_of
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.options import GIVEN, DatasetOptions
-from millstream.dataset.stream_nodes import Ahead, ReadIterDataset
+from millstream.dataset.options import DatasetOptions
+from millstream.dataset.stream_steps import Ahead, Leaf, OpenBelow, StreamStep, WithOptions, step_of
 from millstream.loader.device_iterator import DeviceIterator
 from millstream.loader.device_placement import Placement
-from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.threads.options import ReadOptions
 
 
-class ThreadPrefetchIterDataset(Ahead):
+class ThreadPrefetchIterDataset(IterDataset[Any]):
     """The same elements, prefetched by a thread.
 
     A chain over a `MapDataset` prefetches by itself, as set by its `ReadOptions`, and is unchanged. After a stream
@@ -37,15 +38,23 @@ class ThreadPrefetchIterDataset(Ahead):
     def __init__(self, parent: Any, *, prefetch_buffer_size: SupportsIndex) -> None:
         size = as_integer(prefetch_buffer_size, "prefetch_buffer_size", minimum=0)
         stream = as_stream(parent, "parent")
-        reading = ReadOptions(1, size) if size and not _works_ahead(stream) else None
-        super().__init__(stream, MultiprocessingOptions(), reading)
-        self._text = f"ThreadPrefetchIterDataset(prefetch_buffer_size={size})"
-
-    def _line(self) -> str:
-        return self._text
+        reading = ReadOptions(1, size) if size and not _works_ahead(step_of(stream)) else None
+        self._made_of(_ThreadAhead(steps_of([stream]), reading=reading, size=size), stream)
 
 
-class WithOptionsIterDataset(Ahead):
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ThreadAhead(Ahead):
+    """The same elements, prefetched by a thread unless the chain prefetches by itself."""
+
+    size: int = 0
+
+    @property
+    def text(self) -> str:
+        return f"ThreadPrefetchIterDataset(prefetch_buffer_size={self.size})"
+
+
+class WithOptionsIterDataset(IterDataset[Any]):
     """The same elements, with options for the whole chain.
 
     Args:
@@ -64,22 +73,18 @@ class WithOptionsIterDataset(Ahead):
     def __init__(self, parent: Any, options: DatasetOptions) -> None:
         if not isinstance(options, DatasetOptions):
             raise TypeError(f"options must be DatasetOptions, got {type(options).__name__}.")
-        super().__init__(as_stream(parent, "parent"), MultiprocessingOptions(), None)
-        vars(self)[GIVEN] = options
-        self._text = f".options({', '.join(f'{name}={getattr(options, name)!r}' for name in options.given)})"
-
-    def _line(self) -> str:
-        return self._text
+        stream = as_stream(parent, "parent")
+        self._made_of(WithOptions(steps_of([stream]), options), stream)
 
 
-def _works_ahead(dataset: IterDataset[Any]) -> bool:
-    """True if a dataset prefetches by itself."""
-    chain = Chain.of(dataset)
+def _works_ahead(step: StreamStep) -> bool:
+    """True if a stream prefetches by itself."""
+    chain = Chain.of(step)
     if chain.num_local:
         return chain.local_reading is not None
     if chain.workers.num_workers or chain.reading:
         return True
-    return isinstance(chain.leaf, ReadIterDataset) and chain.leaf.reading.reads_ahead
+    return chain.read is not None and chain.read.reading.reads_ahead
 
 
 def device_put(
@@ -108,22 +113,24 @@ def device_put(
     """
     buffer_size = as_integer(cpu_buffer_size, "cpu_buffer_size", 0)
     ahead = ThreadPrefetchIterDataset(as_stream(ds, "ds"), prefetch_buffer_size=buffer_size)
-    return _PlacedIterDataset(ahead, Placement(device), as_integer(device_buffer_size, "device_buffer_size", 0))
+    placed = _Placed(steps_of([ahead]), Placement(device), as_integer(device_buffer_size, "device_buffer_size", 0))
+    return made(placed, ahead)
 
 
 @final
-class _PlacedIterDataset(IterDataset[Any]):
-    """Elements on a device."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Placed(Leaf):
+    """The same elements on a device."""
 
-    def __init__(self, parent: IterDataset[Any], placement: Placement, buffer_size: int) -> None:
-        super().__init__(parent)
-        self.placement = placement
-        self.buffer_size = buffer_size
+    placement: Placement
+    buffer_size: int
+    reads_in_threads = False
 
-    def __iter__(self) -> DatasetIterator[Any]:
-        return _PlacedIterator(iter(self._parent), self.placement, self.buffer_size)
+    def opened(self, open_below: OpenBelow) -> DatasetIterator[Any]:
+        return _PlacedIterator(open_below(*self.above), self.placement, self.buffer_size)
 
-    def _line(self) -> str:
+    @property
+    def text(self) -> str:
         return f".device_put({self.placement!r})"
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, final
 
 from millstream.core.closing import Closing
@@ -13,6 +13,7 @@ from millstream.errors import CheckpointError
 from millstream.grain_kinds import STATS, Stats
 from millstream.loader.checkpoints.checkpointable import Checkpointable
 from millstream.loader.checkpoints.compatibility import accept
+from millstream.loader.checkpoints.description import Description
 from millstream.loader.checkpoints.state import is_dict, is_number, plain, sealed, unsealed
 from millstream.loader.views import Insight, Inspectable
 
@@ -283,6 +284,31 @@ class ForeignHolder(DatasetIterator[T_co]):
 _COUNTED = "a stream whose elements are counted"
 
 
+def description_of_stream(
+    name: str, attributes: Mapping[str, Any], kind: type | None = None
+) -> dict[str, dict[str, str]]:
+    """Returns the description of a stream for states without a position of their own, with the code of a class."""
+    found = Description()
+    found.identity["stream"] = name
+    if kind is not None:
+        found.add_code("stream", kind)
+    for attribute, value in attributes.items():
+        found.add(f"stream.{attribute}", value, is_content=True)
+    return {"words": found.identity, "content": found.content}
+
+
+def counted(dataset: Any, begin: Callable[[], Iterator[Any]], first: Iterator[Any]) -> "CountedIterator":
+    """Returns an iterator of a user's dataset whose iterators have no states."""
+    # A subclass may have a __getstate__ of its own, which returns anything.
+    attributes = {name: value for name, value in vars(dataset).items() if name not in KEPT_BY_ITER_DATASET}
+    kind = type(dataset)
+    return CountedIterator(kind.__name__, description_of_stream(kind.__name__, attributes, kind), begin, first)
+
+
+KEPT_BY_ITER_DATASET = {"_parents", "_depth", "_step"}
+"""The attributes that every IterDataset has."""
+
+
 @final
 class CountedIterator(ForeignHolder[Any]):
     """An iterator without states. Its position is the number of elements it has yielded.
@@ -292,10 +318,16 @@ class CountedIterator(ForeignHolder[Any]):
 
     _owns_states = True
 
-    def __init__(self, dataset: Any, begin: Callable[[], Iterator[Any]], first: Iterator[Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        described: Mapping[str, Mapping[str, str]],
+        begin: Callable[[], Iterator[Any]],
+        first: Iterator[Any],
+    ) -> None:
         super().__init__()
-        self.name = type(dataset).__name__
-        self._described = dataset._stream_description()  # noqa: SLF001  (of an IterDataset, which imports this module)
+        self.name = name
+        self._described = described
         self._begin = begin
         self._iterator = first
         self._count = 0
@@ -415,5 +447,5 @@ def with_states(dataset: Any) -> DatasetIterator[Any]:
     """Returns a new iterator of a dataset; one without states is resumed by the number of elements it has yielded."""
     iterator: DatasetIterator[Any] = iter(dataset)
     if type(iterator).get_state is DatasetIterator.get_state:
-        return CountedIterator(dataset, lambda: iter(dataset), iterator)
+        return counted(dataset, lambda: iter(dataset), iterator)
     return iterator._with_own_states()  # noqa: SLF001  (of the class above)

@@ -20,7 +20,7 @@ from millstream.dataset.iterators.dataset_iterator import (
     state_below,
 )
 from millstream.dataset.iterators.engine_iterator import EngineIterator
-from millstream.dataset.iterators.join_insight import insights_below
+from millstream.dataset.iterators.recovering_iterator import insights_below
 from millstream.dataset.iterators.running import Running
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.errors import CheckpointError

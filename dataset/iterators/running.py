@@ -31,12 +31,10 @@ class WarmWorkers:
 
     Attributes:
         fixed: the chain that ends with the dataset, as it was when its first iterator began.
-        description: the description of a stream without states, which is made for its first iterator.
     """
 
     def __init__(self) -> None:
         self.fixed: FixedChain | None = None
-        self.description: dict[str, dict[str, str]] | None = None
         self._pools: dict[Hashable, WarmPools[Any]] = {}
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:

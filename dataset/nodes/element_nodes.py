@@ -142,6 +142,10 @@ class MappedAtRandom(ElementNode):
     """The number of random maps before it that draw from the same seed."""
     differs_by_epoch = True
 
+    @property
+    def drawing_seed(self) -> int:  # type: ignore[override]  # a constant of each step
+        return self.seed
+
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:
         epochs = positions // self.epoch_length
         return map(self.operation.random_map, values, generators(self.seed, epochs, positions, self.number))
@@ -235,6 +239,7 @@ class Batched(UnaryNode):
     """Batches of consecutive elements, none of which span two epochs."""
 
     operation: Batch
+    makes_batches = True
 
     @functools.cached_property
     def length(self) -> int:

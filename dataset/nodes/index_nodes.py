@@ -298,6 +298,10 @@ class Seed(IndexNode):
     seed: int
     keeps_units = True
 
+    @property
+    def given_seed(self) -> int:  # type: ignore[override]  # a constant of each step
+        return self.seed
+
     def parent_positions(self, positions: Positions) -> Positions:
         return positions
 

@@ -9,18 +9,17 @@ import abc
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.dataset.step import Step
 from millstream.loader.checkpoints.description import Description, identity_of
 
 Positions: TypeAlias = NDArray[np.int64]
 """Positions of one dataset, continued across epochs, shape (n,)."""
-
-Folded = TypeVar("Folded")
 
 ENDLESS = sys.maxsize
 """The length of an endless dataset, and the upper bound of all positions."""
@@ -50,16 +49,11 @@ class Units(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Node(abc.ABC):
-    """One step of a chain: a pure function from positions to elements. None stands for a missing element.
+class Node(Step):
+    """A step of a MapDataset: a pure function from positions to elements. None stands for a missing element.
 
     Subclasses are frozen dataclasses whose fields determine the elements. Threads share nodes, and nodes are pickled.
     """
-
-    @property
-    @abc.abstractmethod
-    def parents(self) -> "tuple[Node, ...]":
-        """The nodes that this node takes its elements from."""
 
     @property
     @abc.abstractmethod
@@ -163,23 +157,9 @@ class Node(abc.ABC):
         An error of the source or of an operation has notes that locate it.
         """
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Cached values are computed again.
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
     def at(self, position: int) -> Any:
         """Returns the element at one position, like `elements`, but without arrays if that is faster."""
         return self.elements(self.locate(np.array([position])), 0, 1)[0]
-
-    @property
-    @abc.abstractmethod
-    def text(self) -> str:
-        """The node in a description of the chain, without its parents: `.shuffle(seed=0)`."""
-
-    @property
-    def shares(self) -> Sequence[tuple[str, float]]:
-        """The names of the parents with their weights or lengths, for a diagram; empty if all count the same."""
-        return ()
 
     def identities(self) -> Iterator[str]:
         """Yields descriptions of what determines its elements, without its parents; equal in every process."""
@@ -195,18 +175,6 @@ class Node(abc.ABC):
             if not holds_nodes(value):
                 found.add(f".{field.name}", value)
         return found
-
-
-def folded(end: Any, combine: Callable[[Any, list[Folded]], Folded]) -> Folded:
-    """Returns `combine(one, results of its parents)` for a node or dataset, once for one that is used several times."""
-    known: dict[int, Folded] = {}
-
-    def result_of(one: Any) -> Folded:
-        if id(one) not in known:
-            known[id(one)] = combine(one, [result_of(parent) for parent in one.parents])
-        return known[id(one)]
-
-    return result_of(end)
 
 
 def holds_nodes(value: Any) -> bool:

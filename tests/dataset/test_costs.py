@@ -18,6 +18,7 @@ from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.blocks import Blocks
 from millstream.dataset.nodes.index_nodes import Shuffle
 from millstream.dataset.nodes.node import Positions
+from millstream.dataset.opening import first_element_of
 
 NUM_STREAMS = 64
 
@@ -315,7 +316,7 @@ EXAMINED: dict[str, Callable[[MapDataset[Any]], object]] = {
     "text": repr,
     "page": lambda dataset: dataset._repr_html_(),
     "text of a stream": lambda dataset: repr(dataset.to_iter_dataset().batch(2)),
-    "elements": lambda dataset: text_of("", sketch_of(node_of(dataset), with_elements=True)),
+    "elements": lambda dataset: text_of("", sketch_of(node_of(dataset), first_element_of)),
     "seeds": lambda dataset: dataset.random_map(lambda element, _: element).shuffle().batch(2),
     "loader": lambda dataset: load(dataset, batch_size=2),
     "iterator": lambda dataset: iter(dataset.to_iter_dataset(ReadOptions(0)).batch(2)).close(),

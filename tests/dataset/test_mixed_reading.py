@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream import IterDataset, MapDataset
-from millstream.dataset.chain import NO_THREADS, Chain
+from millstream.dataset.chain import Chain
 from millstream.dataset.fixed_chain import FixedChain
 from millstream.dataset.iterators.chain_iterator import ReadIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
-from millstream.dataset.iterators.mixed_reading import MixtureIterator
 from millstream.dataset.iterators.running import Running, Shared
-from millstream.dataset.stream_mixing import MixedIterDataset
+from millstream.dataset.joins.mixing import Mix, MixtureIterator
+from millstream.dataset.opening import drawn as drawn_join
+from millstream.dataset.stream_steps import NO_THREADS, step_of
 from millstream.experimental import assert_equal_output_after_checkpoint
 from millstream.loader.threads.options import MultiprocessingOptions
 
@@ -40,7 +41,7 @@ STEPS: dict[str, Callable[[IterDataset[Any]], IterDataset[Any]]] = {
 
 
 @st.composite
-def mixtures(draw: st.DrawFn) -> MixedIterDataset:
+def mixtures(draw: st.DrawFn) -> IterDataset[Any]:
     """Draws a mixture of chains in which each position has an element; some end with the same maps."""
     shared = draw(st.integers(0, 2))
     names = draw(st.lists(st.sampled_from("abcde"), min_size=1, max_size=4, unique=True))
@@ -56,7 +57,7 @@ def mixtures(draw: st.DrawFn) -> MixedIterDataset:
             stream = stream.map(float)
         parts[name] = stream
     weights = {name: draw(st.integers(1, 9)) for name in names}
-    return MixedIterDataset(parts, weights)
+    return IterDataset.mix(parts, weights)
 
 
 def followed(mixture: IterDataset[Any], batch_size: int) -> IterDataset[Any]:
@@ -65,10 +66,9 @@ def followed(mixture: IterDataset[Any], batch_size: int) -> IterDataset[Any]:
 
 def drawn_iterator(dataset: IterDataset[Any]) -> FedIterator:
     """Returns an iterator that draws from the mixed stream: what a mixture of any streams has."""
-    chain = Chain.of(dataset)
-    assert isinstance(chain.leaf, MixedIterDataset)
+    chain = Chain.of(step_of(dataset))
     fixed = FixedChain(None, None, chain.operations)
-    return FedIterator(chain.leaf.drawn(Shared()), fixed, Running(MultiprocessingOptions(), NO_THREADS))
+    return FedIterator(drawn_join(chain.leaf, Shared()), fixed, Running(MultiprocessingOptions(), NO_THREADS))
 
 
 def listed(batches: Any) -> list[list[float]]:
@@ -77,7 +77,7 @@ def listed(batches: Any) -> list[list[float]]:
 
 @settings(max_examples=12, deadline=None)
 @given(mixtures(), st.integers(1, 9))
-def test_a_mixture_read_at_random_is_the_one_drawn_from(mixture: MixedIterDataset, batch_size: int) -> None:
+def test_a_mixture_read_at_random_is_the_one_drawn_from(mixture: IterDataset[Any], batch_size: int) -> None:
     """The same batches, and each state of the one resumes the other, at every step and at the end."""
     dataset = followed(mixture, batch_size)
     drawn, read = drawn_iterator(dataset), iter(dataset)
@@ -123,12 +123,15 @@ def test_a_stream_knows_its_states_in_advance(rows: int, drop_remainder: bool) -
 @settings(max_examples=12, deadline=None)
 @given(mixtures(), mixtures(), st.integers(1, 5), st.integers(0, 30))
 def test_a_mixture_resumes_in_another_one(
-    before: MixedIterDataset, after: MixedIterDataset, batch_size: int, step: int
+    before: IterDataset[Any], after: IterDataset[Any], batch_size: int, step: int
 ) -> None:
     """A named mixture resumes with other weights and chains as the drawn one does, and so does every later state."""
-    shared = dict(zip(before.names, before.parents, strict=True))
-    parts = {name: shared.get(name, part) for name, part in zip(after.names, after.parents, strict=True)}
-    changed = MixedIterDataset(parts, dict(zip(after.names, after.weights, strict=True)))
+    one, other = step_of(before), step_of(after)
+    assert isinstance(one, Mix)
+    assert isinstance(other, Mix)
+    shared = dict(zip(one.names, before.parents, strict=True))
+    parts = {name: shared.get(name, part) for name, part in zip(other.names, after.parents, strict=True)}
+    changed = IterDataset.mix(parts, dict(zip(other.names, other.weights, strict=True)))
     dataset = followed(changed, batch_size)
     with iter(followed(before, batch_size)) as saved:
         list(itertools.islice(saved, step))

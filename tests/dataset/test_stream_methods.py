@@ -120,7 +120,7 @@ def test_a_state_of_other_numbers_is_refused() -> None:
             TypeError,
             r"datasets\[1\] must be an IterDataset or a MapDataset, got list",
         ),
-        (lambda one: one.zip(3), TypeError, r"parents\[1\] must be an IterDataset"),
+        (lambda one: one.zip(3), TypeError, r"datasets\[1\] must be an IterDataset"),
         (lambda one: one.prefetch(4), TypeError, r"got 4. Write .mp_prefetch\(4\) for worker processes, or .prefetch"),
         (lambda one: one.options(on_eror="skip"), TypeError, "on_eror"),
         (lambda one: one.options(on_error="ignore"), ValueError, "on_error must be 'raise' or 'skip'"),

@@ -1,68 +1,36 @@
-"""Interleaving of datasets, of which a limited number is open at a time."""
+"""Streams that take turns: interleaved, concatenated, repeated. A limited number of them is open at a time."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, SupportsIndex, final
+from typing import Any, final
 
-from millstream.core.checks import as_integer
 from millstream.core.signals import interrupts, is_from_signal_handler
-from millstream.dataset.chain import as_stream, opened_below, reads_in_threads
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, state_below
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
-from millstream.dataset.iterators.running import Shared
-from millstream.dataset.map_dataset import MapDataset
-from millstream.dataset.stream_nodes import Combined
+from millstream.dataset.stream_steps import Join, OpenBelow, StreamStep, stream_of
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.state import is_list, is_number, sealed, unsealed
+from millstream.loader.checkpoints.state import is_anything, is_flag, is_list, is_number, sealed, unsealed
 
 
 @final
-class InterleaveIterDataset(Combined):
-    """One element of each of `cycle_length` datasets, one after another, in Grain's order.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Interleave(Join):
+    """One element of each of `cycle_length` streams, one after another.
 
-    With `[a, b, c]` and `cycle_length=2`, it draws from a, b, a, b, … Once one of them has ended, c replaces it from
-    its next turn on.
-
-    Args:
-        datasets: a list of datasets; or a `MapDataset` whose elements are datasets, such as one that maps names of
-            files to datasets. Each is read when its turn comes, so the MapDataset may be endless.
-        cycle_length: the number of datasets that are open at a time, at least 1.
-        num_make_iter_threads: accepted for compatibility with Grain, without effect, like the next two: one set of
-            threads reads all open datasets, up to the number that their own `ReadOptions` allow.
-        make_iter_buffer_size: see `num_make_iter_threads`.
-        iter_buffer_size: see `num_make_iter_threads`.
-
-    Raises:
-        TypeError, ValueError: an argument is of the wrong kind or out of range.
-
-    Examples:
-        >>> datasets = [millstream.MapDataset.source(list(text)) for text in ("aaa", "b", "cc")]
-        >>> list(millstream.experimental.InterleaveIterDataset(datasets, cycle_length=2))
-        ['a', 'b', 'a', 'a', 'c', 'c']
+    Attributes:
+        datasets: the streams as steps, or a `MapDataset` whose elements are datasets, the node of which is above.
+        cycle_length: the number of streams that are open at a time.
     """
 
-    def __init__(
-        self,
-        datasets: Any,
-        *,
-        cycle_length: SupportsIndex,
-        num_make_iter_threads: int = 1,
-        make_iter_buffer_size: int = 1,
-        iter_buffer_size: int = 1,
-    ) -> None:
-        del num_make_iter_threads, make_iter_buffer_size, iter_buffer_size
-        if not isinstance(datasets, MapDataset):
-            if isinstance(datasets, str | bytes) or not isinstance(datasets, Sequence):
-                raise TypeError(f"datasets must be a list or a MapDataset of datasets, got {type(datasets).__name__}.")
-            datasets = [as_stream(dataset, f"datasets[{number}]") for number, dataset in enumerate(datasets)]
-        super().__init__(datasets)
-        self.datasets = datasets
-        self.cycle_length = as_integer(cycle_length, "cycle_length", minimum=1)
+    datasets: Any
+    cycle_length: int
 
-    def _drawn(self, shared: Shared) -> RecoveringIterator[Any]:
-        return _InterleaveIterator(self.datasets, min(self.cycle_length, len(self.datasets)), shared)
+    def opened(self, open_below: OpenBelow) -> RecoveringIterator[Any]:
+        return _InterleaveIterator(self.datasets, min(self.cycle_length, len(self.datasets)), open_below)
 
-    def _line(self) -> str:
+    @property
+    def text(self) -> str:
         if self.cycle_length == 1:
             return f"concatenate({len(self.datasets)} datasets)"
         return f"interleave({len(self.datasets)} datasets, cycle_length={self.cycle_length})"
@@ -103,10 +71,10 @@ class _InterleaveIterator(RecoveringIterator[Any]):
 
     _reads_together = True
 
-    def __init__(self, datasets: Any, num_slots: int, shared: Shared) -> None:
+    def __init__(self, datasets: Any, num_slots: int, open_below: OpenBelow) -> None:
         super().__init__()
         self._datasets = datasets
-        self._shared = shared
+        self._open_below = open_below
         self._slots = [_Slot() for _ in range(num_slots)]
         self._early: dict[int, DatasetIterator[Any]] = {}
         self._next = 0
@@ -278,7 +246,7 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         while len(self._early) < len(self._slots) and number < len(self._datasets):
             try:
                 dataset = self._datasets[number]
-                if dataset is not None and not reads_in_threads(as_stream(dataset, f"datasets[{number}]")):
+                if dataset is not None and not self._step_of(dataset, number).reads_in_threads:
                     return
                 if dataset is not None:
                     self._early[number] = iterator = self._opened(dataset, number)
@@ -293,10 +261,88 @@ class _InterleaveIterator(RecoveringIterator[Any]):
 
     def _opened(self, dataset: Any, number: int) -> DatasetIterator[Any]:
         """Returns a new iterator of a dataset with its number."""
-        return opened_below(as_stream(dataset, f"datasets[{number}]"), self._shared)
+        return self._open_below(self._step_of(dataset, number))
+
+    def _step_of(self, dataset: Any, number: int) -> StreamStep:
+        """Returns the step of a member, which is a step, or a dataset if it is an element of a MapDataset."""
+        return dataset if isinstance(dataset, StreamStep) else stream_of(dataset, f"datasets[{number}]")
 
     def _close_all(self) -> None:
         early, self._early = self._early, {}
         for iterator in [*early.values(), *(slot.iterator for slot in self._slots)]:
             if iterator is not None:
                 iterator.close()
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Repeat(Join):
+    """The elements of a stream several times, or endlessly if `num_epochs` is None."""
+
+    num_epochs: int | None
+
+    def opened(self, open_below: OpenBelow) -> RecoveringIterator[Any]:
+        return _RepeatIterator(open_below(*self.above), self.num_epochs)
+
+    @property
+    def text(self) -> str:
+        return f".repeat({'' if self.num_epochs is None else self.num_epochs})"
+
+
+@final
+class _RepeatIterator(RecoveringIterator[Any]):
+    """Draws from a stream, and sends it back to its beginning where it ends; so its worker processes stay."""
+
+    def __init__(self, parent: DatasetIterator[Any], num_epochs: int | None) -> None:
+        super().__init__(parent)
+        self._num_epochs = num_epochs
+        self._epoch = 0
+        self._beginning = state_below(parent)
+        # True until this epoch yields an element. An epoch that yields nothing is the last.
+        self._is_empty = True
+
+    def _draw_one(self) -> Any:
+        while True:
+            try:
+                element = next(self._parent)
+            except StopIteration:
+                if self._is_last:
+                    raise
+                self._restart()
+            else:
+                self._is_empty = False
+                return element
+
+    def _draw(self, count: int) -> Drawn[Any]:
+        values: list[Any] = []
+        while True:
+            drawn = drawn_from(self._parent, count - len(values))
+            values += drawn.values
+            self._is_empty = self._is_empty and not drawn.values
+            if drawn.error is not None or len(values) == count or self._is_last:
+                return Drawn(values, drawn.error)
+            self._restart()
+
+    def _restart(self) -> None:
+        move_to(self._parent, self._beginning)
+        self._epoch, self._is_empty = self._epoch + 1, True
+
+    @property
+    def _is_last(self) -> bool:
+        """True if no epoch follows the one that has ended."""
+        return self._is_empty or (self._num_epochs is not None and self._epoch + 1 >= self._num_epochs)
+
+    def _state(self) -> dict[str, Any]:
+        own = {"step": self._step, "epoch": self._epoch, "is_empty": self._is_empty}
+        return sealed("a repeated dataset", own | {"parent": state_below(self._parent)})
+
+    def _move(self, state: dict[str, Any]) -> None:
+        checks = {"step": is_number, "epoch": is_number, "is_empty": is_flag, "parent": is_anything}
+        checked = unsealed(state, "a repeated dataset", checks)
+        if self._num_epochs is not None and checked["epoch"] >= self._num_epochs:
+            raise CheckpointError(
+                f"The state is in epoch {checked['epoch']} of a repeated dataset, and here there are "
+                f"{self._num_epochs}: write .repeat with the number that it had."
+            )
+        move_to(self._parent, checked["parent"])
+        self._step, self._epoch, self._is_empty = checked["step"], checked["epoch"], checked["is_empty"]

@@ -1,73 +1,28 @@
-"""Datasets zipped to one of tuples."""
+"""Streams zipped to one of tuples."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, final
 
-from millstream.core.checks import as_flag
-from millstream.dataset.chain import as_stream, opened_below
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, state_below
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
-from millstream.dataset.iterators.running import Shared
-from millstream.dataset.map_dataset import MapDataset
-from millstream.dataset.node_source import node_of
-from millstream.dataset.stream_nodes import Combined
+from millstream.dataset.stream_steps import Join, OpenBelow
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.state import is_flag, is_list, is_number, sealed, unsealed
 
 
-class ZipMapDataset(MapDataset[tuple[Any, ...]]):
-    """Tuples of the elements that datasets have at the same position.
-
-    What is absent in a dataset is a None in the tuple.
-
-    Args:
-        parents: datasets of equal length, at least one.
-
-    Raises:
-        ValueError: there are none, or their lengths differ.
-
-    Examples:
-        >>> numbers, letters = millstream.MapDataset.range(2), millstream.MapDataset.source(["a", "b"])
-        >>> millstream.experimental.ZipMapDataset([numbers, letters])[1]
-        (1, 'b')
-    """
-
-    def __init__(self, parents: Sequence[MapDataset[Any]]) -> None:
-        super().__init__(parents)
-        if not parents:
-            raise ValueError("ZipMapDataset needs datasets of equal length, at least one, got none.")
-        first, *others = self.parents
-        self._node = node_of(first.zip(*others))
-
-
 @final
-class ZipIterDataset(Combined):
-    """Tuples of the elements that datasets yield at the same time.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Zip(Join):
+    """Tuples of the elements that streams yield at the same time."""
 
-    Args:
-        parents: the datasets, at least one.
-        strict: True to raise an error if one ends before the others; False to end with the shortest.
+    strict: bool
 
-    Raises:
-        TypeError, ValueError: there are no datasets, or one is not a dataset. While reading, a ValueError if their
-            lengths differ.
+    def opened(self, open_below: OpenBelow) -> RecoveringIterator[Any]:
+        return _ZipIterator(list(map(open_below, self.above)), self.strict)
 
-    Examples:
-        >>> numbers, letters = millstream.MapDataset.range(2), millstream.MapDataset.source(["a", "b", "c"])
-        >>> list(millstream.experimental.ZipIterDataset([numbers, letters], strict=False))
-        [(0, 'a'), (1, 'b')]
-    """
-
-    def __init__(self, parents: Sequence[Any], *, strict: bool = True) -> None:
-        if not parents:
-            raise ValueError("ZipIterDataset needs at least one dataset, got none.")
-        super().__init__([as_stream(parent, f"parents[{number}]") for number, parent in enumerate(parents)])
-        self.strict = as_flag(strict, "strict")
-
-    def _drawn(self, shared: Shared) -> RecoveringIterator[Any]:
-        return _ZipIterator([opened_below(parent, shared) for parent in self.parents], self.strict)
-
-    def _line(self) -> str:
+    @property
+    def text(self) -> str:
         return "zip" if self.strict else "zip(strict=False)"
 
 

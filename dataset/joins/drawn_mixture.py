@@ -1,4 +1,4 @@
-"""The iterator of mixed streams, which draws from the stream that is due."""
+"""The iterator of mixed streams, which draws from the stream that is due, as a MixtureSampler computes it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
@@ -6,12 +6,9 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.dataset.chain import opened_below
-from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.chain_iterator import ReadIterator
-from millstream.dataset.iterators.dataset_iterator import Drawn, drawn_from, move_to, state_below
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, state_below
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
-from millstream.dataset.iterators.running import Shared
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.state import (
     Check,
@@ -39,12 +36,11 @@ class MixedIterator(RecoveringIterator[Any]):
 
     def __init__(
         self,
-        streams: Sequence[IterDataset[Any]],
+        parents: Sequence[DatasetIterator[Any]],
         weights: tuple[int, ...],
         names: Sequence[Any] | None,
-        shared: Shared,
     ) -> None:
-        super().__init__([opened_below(stream, shared) for stream in streams])
+        super().__init__(parents)
         self._names = names
         # A stream that a state does not name begins again.
         self._beginnings = {} if names is None else dict(zip(names, map(state_below, self._parents), strict=True))

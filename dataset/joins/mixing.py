@@ -1,4 +1,4 @@
-"""The iterator of a mixture of straight chains: one plan reads them all with random access, like one dataset.
+"""Streams mixed in exact proportions. If all are straight chains, one plan reads them like one dataset.
 
 If every position of every chain has an element, the chain and the element at each position of the mixture are computed.
 A batch is then read from all chains in one call, in the threads and worker processes of the plan: one set for all.
@@ -10,44 +10,91 @@ stream takes over at that position.
 
 import dataclasses
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.dataset.chain import Chain, fixed_chain, iterates_itself
-from millstream.dataset.fixed_chain import checked_maps
-from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.chain import Chain, fixed_chain, joint_reading
+from millstream.dataset.fixed_chain import FixedChain, checked_maps
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
-from millstream.dataset.iterators.mixed_iterator import MixedIterator
-from millstream.dataset.iterators.running import Running, WarmWorkers
-from millstream.dataset.map_dataset import dataset_of
+from millstream.dataset.iterators.running import Running, Shared, WarmWorkers
+from millstream.dataset.joins.drawn_mixture import MixedIterator
+from millstream.dataset.node_source import NodeSource
 from millstream.dataset.nodes.element_nodes import Batched, Mapped, MappedAtRandom, MappedWithIndex
 from millstream.dataset.nodes.joining_nodes import Mixed
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions
-from millstream.dataset.stream_nodes import ReadIterDataset
+from millstream.dataset.stream_steps import Join, OpenBelow, StreamStep
 from millstream.loader.checkpoints.state import Sealed, plain
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import MIXED_CHAIN
 from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.threads.options import ReadOptions
 from millstream.sharding import NoSharding
 from millstream.transforms import Batch, Map, MapWithIndex, Transformation
 from millstream.transforms.of_chains import AbsentElement, SeededRandomMap
 
 
-def straight_node(dataset: IterDataset[Any]) -> Node | None:
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mix(Join):
+    """The elements of several streams, in the proportions of weights.
+
+    Attributes:
+        weights: whole numbers without a common divisor.
+        names: the names of the streams; their numbers if they have none.
+        is_named: True if states refer to streams by name.
+    """
+
+    weights: tuple[int, ...]
+    names: tuple[Any, ...]
+    is_named: bool
+
+    def opened(self, open_below: OpenBelow) -> MixedIterator:
+        return MixedIterator(list(map(open_below, self.above)), self.weights, self.names if self.is_named else None)
+
+    def followed_by(
+        self, chain: FixedChain, running: Running, reading: ReadOptions | None, draw: Callable[[Shared], Any]
+    ) -> DatasetIterator[Any] | None:
+        if running.tolerance is not None or not chain.operations:
+            return None
+        nodes = [straight_node(parent) for parent in self.above]
+        lowered = tuple(node for node in nodes if node is not None)
+        if len(lowered) < len(nodes):
+            return None
+        shared = running.shared.combined()
+        runs_here = not running.workers.num_workers and shared.shared_workers is None
+        inputs_have_workers = runs_here and any(Chain.of(parent).workers.num_workers for parent in self.above)
+        stream: MixedIterator = draw(dataclasses.replace(shared, raises_absent=inputs_have_workers))
+        return MixtureIterator(
+            FedIterator(stream, chain, running),
+            stream,
+            Mixed(lowered, self.weights, self.names),
+            chain.operations,
+            dataclasses.replace(running, reading=joint_reading(self.above, reading)),
+            inputs_have_workers=inputs_have_workers,
+        )
+
+    @property
+    def text(self) -> str:
+        return f"mix(weights={dict(zip(self.names, self.weights, strict=True))})"
+
+    @property
+    def shares(self) -> Sequence[tuple[str, float]]:
+        return [(str(name), weight) for name, weight in zip(self.names, self.weights, strict=True)]
+
+
+def straight_node(step: StreamStep) -> Node | None:
     """Returns the node that reads a stream with random access; None if that is impossible."""
-    if iterates_itself(dataset):
+    chain = Chain.of(step)
+    if chain.read is None or chain.read.allow_nones:
         return None
-    chain = Chain.of(dataset)
-    leaf = chain.leaf
-    if not isinstance(leaf, ReadIterDataset) or iterates_itself(leaf) or leaf.allow_nones:
-        return None
-    fixed = fixed_chain(dataset, chain)
+    fixed = fixed_chain(step, chain)
     node = fixed.node
     if node is None or node.is_sparse:
         return None
@@ -268,7 +315,7 @@ class MixtureIterator(EngineIterator):
         if self._inputs_have_workers:
             return self._fed.engine
         order = InOrder(None if mixed.length == ENDLESS else mixed.length, None)
-        pipeline = Pipeline(dataset_of(mixed), order, order, self._operations, NoSharding(), self._running.limits)
+        pipeline = Pipeline(NodeSource.of(mixed), order, order, self._operations, NoSharding(), self._running.limits)
         running, stage = self._running, "mixture"
         if isinstance(mixed, _MixedFrom):
             # A lead over the proportions occurs once, so workers for it are useless to other iterators.

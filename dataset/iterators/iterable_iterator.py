@@ -1,14 +1,15 @@
-"""A stream that draws from any iterable, resumed by the iterable's own states if it has them."""
+"""Iterators that draw from any iterable, resumed by the iterable's own states if it has them."""
 
 import contextlib
 import copy
+import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
 from millstream.core.descriptions import described, function_name
-from millstream.dataset.iter_dataset import WARM, IterDataset
 from millstream.dataset.iterators.dataset_iterator import (
+    CountedIterator,
     DatasetIterator,
     Drawn,
     ForeignHolder,
@@ -16,7 +17,6 @@ from millstream.dataset.iterators.dataset_iterator import (
     listed,
 )
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
-from millstream.dataset.iterators.running import WarmWorkers
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.state import Check, is_anything, is_flag, is_number, sealed, unsealed
 from millstream.sources.base import HeldRecords, is_held, own
@@ -26,45 +26,32 @@ _COPY_ATTEMPTS = 3
 _KIND = "a stream with states of its own"
 
 
-@final
-class SourceIterDataset(IterDataset[Any]):
-    """The elements of an iterable, in its order: what `IterDataset.source` returns.
+def checked_iterable(iterable: Any) -> Any:
+    """Returns an iterable that can be read several times, or a function of iterators. Refuses anything else."""
+    if hasattr(iterable, "__next__"):
+        raise TypeError(
+            f"iterable must begin again with each iter(iterable), got {type(iterable).__name__}, an iterator that "
+            "is read once. Pass the function that returns it, such as the generator function without the "
+            "parentheses, or an object whose __iter__ returns a new iterator."
+        )
+    if isinstance(iterable, type):
+        raise TypeError(f"iterable must be an iterable, got a class. Pass an instance: {iterable.__name__}(...).")
+    if not hasattr(iterable, "__iter__"):
+        _check_function(iterable)
+    return iterable
 
-    Args:
-        iterable: the iterable, whose `iter` begins again each time, or a function that returns a new iterator.
-    """
 
-    def __init__(self, iterable: Iterable[Any] | Callable[[], Iterator[Any]]) -> None:
-        if hasattr(iterable, "__next__"):
-            raise TypeError(
-                f"iterable must begin again with each iter(iterable), got {type(iterable).__name__}, an iterator that "
-                "is read once. Pass the function that returns it, such as the generator function without the "
-                "parentheses, or an object whose __iter__ returns a new iterator."
-            )
-        if isinstance(iterable, type):
-            raise TypeError(f"iterable must be an iterable, got a class. Pass an instance: {iterable.__name__}(...).")
-        if not hasattr(iterable, "__iter__"):
-            _check_function(iterable)
-        super().__init__()
-        self.iterable = iterable
-        vars(self)[WARM] = WarmWorkers()
-
-    def __iter__(self) -> DatasetIterator[Any]:
-        held: Any = self.iterable
-        if is_held(held) and (reader := HeldRecords(held)).copies:
-            # As for every source in memory: operations may change what they get.
-            return map(own, reader.records)  # type: ignore[return-value]  # the base class counts its elements
-        if _has_states(self.iterable) or _has_states(iterator := _begun(self.iterable)):
-            return _StatefulIterator(self.iterable)
-        return iterator  # type: ignore[return-value]  # the base class counts its elements
-
-    def _stream_description(self) -> dict[str, dict[str, str]]:
-        shared: WarmWorkers = vars(self).setdefault(WARM, WarmWorkers())
-        shared.description = shared.description or super()._stream_description()
-        return shared.description
-
-    def _line(self) -> str:
-        return f"stream({_name(self.iterable)})"
+def iterator_of_iterable(
+    iterable: Any, name: str, describe: Callable[[], dict[str, dict[str, str]]]
+) -> DatasetIterator[Any]:
+    """Returns a new iterator, resumed by states of the iterable if it has them, and otherwise by drawing again."""
+    begin: Callable[[], Iterator[Any]] = functools.partial(_begun, iterable)
+    if is_held(iterable) and (reader := HeldRecords(iterable)).copies:
+        # As for every source in memory: operations may change what they get.
+        begin = functools.partial(map, own, reader.records)
+    if _has_states(iterable) or _has_states(first := begin()):
+        return _StatefulIterator(iterable, name)
+    return CountedIterator(f"IterDataset.source({name})", describe(), begin, first)
 
 
 def _check_function(function: Any) -> None:
@@ -102,10 +89,6 @@ def _begun(iterable: Any) -> Iterator[Any]:
         ) from None
 
 
-def _name(iterable: Any) -> str:
-    return type(iterable).__name__ if hasattr(iterable, "__iter__") else function_name(iterable)
-
-
 @final
 class _StatefulIterator(ForeignHolder[Any], RecoveringIterator[Any]):
     """Draws from an iterable that has `state_dict` and `load_state_dict`, or whose iterators have.
@@ -113,7 +96,7 @@ class _StatefulIterator(ForeignHolder[Any], RecoveringIterator[Any]):
     Hugging Face datasets have them for the iterator that was begun last. So each iterator has a copy of its own.
     """
 
-    def __init__(self, iterable: Any) -> None:
+    def __init__(self, iterable: Any, name: str) -> None:
         super().__init__()
         # The step and the state that it was moved to last. Not all have a state before they have yielded an element.
         self._loaded: tuple[int, Any] = (0, None)
@@ -124,7 +107,7 @@ class _StatefulIterator(ForeignHolder[Any], RecoveringIterator[Any]):
         # Copies for `_begin`, made in advance.
         self._spare: list[Any] = []
         self._iterable = iterable
-        self.name = _name(iterable)
+        self.name = name
         self._begin()
 
     def _begin(self, state: Any = None) -> None:

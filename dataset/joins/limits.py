@@ -1,46 +1,33 @@
-"""Streams of one other stream: limited, repeated, cached."""
+"""Parts of one other stream: its first elements, and those after them; and its elements kept in memory."""
 
 import copy
+import dataclasses
 from types import NoneType
-from typing import Any, SupportsIndex, final
+from typing import Any, final
 
 import numpy as np
 
-from millstream.core.checks import as_integer, as_integer_or_none
-from millstream.dataset.chain import as_stream, opened_below
+from millstream.core.checks import as_integer
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, state_below
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
-from millstream.dataset.iterators.running import Shared
-from millstream.dataset.stream_nodes import Combined
+from millstream.dataset.stream_steps import Join, OpenBelow
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.state import is_anything, is_flag, is_number, sealed, unsealed
+from millstream.loader.checkpoints.state import is_anything, is_number, sealed, unsealed
 from millstream.loader.scheduling.feed import KEPT_ELEMENTS
 
 
 @final
-class LimitIterDataset(Combined):
-    """The first elements of a dataset.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Take(Join):
+    """The first elements of a stream."""
 
-    Args:
-        parent: the dataset.
-        count: the maximum number of elements, at least 1.
+    count: int
 
-    Raises:
-        TypeError, ValueError: an argument is of the wrong kind or out of range.
+    def opened(self, open_below: OpenBelow) -> RecoveringIterator[Any]:
+        return _LimitIterator(open_below(*self.above), self.count)
 
-    Examples:
-        >>> list(millstream.experimental.LimitIterDataset(millstream.MapDataset.range(100), 3))
-        [0, 1, 2]
-    """
-
-    def __init__(self, parent: Any, count: SupportsIndex) -> None:
-        super().__init__(as_stream(parent, "parent"))
-        self.count = as_integer(count, "count", minimum=1)
-
-    def _drawn(self, shared: Shared) -> RecoveringIterator[Any]:
-        return _LimitIterator(opened_below(self._parent, shared), self.count)
-
-    def _line(self) -> str:
+    @property
+    def text(self) -> str:
         return f".take({self.count})"
 
 
@@ -84,17 +71,17 @@ class _LimitIterator(RecoveringIterator[Any]):
 
 
 @final
-class Skipped(Combined):
-    """The elements of a dataset after the first `count`."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Skip(Join):
+    """The elements of a stream after the first `count`."""
 
-    def __init__(self, parent: Any, count: SupportsIndex) -> None:
-        super().__init__(as_stream(parent, "parent"))
-        self.count = as_integer(count, "count", minimum=0)
+    count: int
 
-    def _drawn(self, shared: Shared) -> RecoveringIterator[Any]:
-        return _SkippedIterator(opened_below(self._parent, shared), self.count)
+    def opened(self, open_below: OpenBelow) -> RecoveringIterator[Any]:
+        return _SkippedIterator(open_below(*self.above), self.count)
 
-    def _line(self) -> str:
+    @property
+    def text(self) -> str:
         return f".skip({self.count})"
 
 
@@ -133,117 +120,14 @@ _SKIPPED = "a stream without its first elements"
 
 
 @final
-class RepeatIterDataset(Combined):
-    """The elements of a dataset several times: the same ones, with the same draws, each time.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cache(Join):
+    """The elements of a stream, kept in memory once they have been drawn."""
 
-    Args:
-        parent: the dataset.
-        num_epochs: the number of times, at least 1; None for an endless stream.
+    text = ".cache()"
 
-    Raises:
-        TypeError, ValueError: an argument is of the wrong kind or out of range.
-
-    Examples:
-        >>> list(millstream.experimental.RepeatIterDataset(millstream.MapDataset.source(["a", "b"]), num_epochs=2))
-        ['a', 'b', 'a', 'b']
-    """
-
-    def __init__(self, parent: Any, num_epochs: SupportsIndex | None = None) -> None:
-        super().__init__(as_stream(parent, "parent"))
-        self.num_epochs = as_integer_or_none(num_epochs, "num_epochs")
-
-    def _drawn(self, shared: Shared) -> RecoveringIterator[Any]:
-        return _RepeatIterator(opened_below(self._parent, shared), self.num_epochs)
-
-    def _line(self) -> str:
-        return f".repeat({'' if self.num_epochs is None else self.num_epochs})"
-
-
-@final
-class _RepeatIterator(RecoveringIterator[Any]):
-    """Draws from a stream, and sends it back to its beginning where it ends; so its worker processes stay."""
-
-    def __init__(self, parent: DatasetIterator[Any], num_epochs: int | None) -> None:
-        super().__init__(parent)
-        self._num_epochs = num_epochs
-        self._epoch = 0
-        self._beginning = state_below(parent)
-        # True until this epoch yields an element. An epoch that yields nothing is the last.
-        self._is_empty = True
-
-    def _draw_one(self) -> Any:
-        while True:
-            try:
-                element = next(self._parent)
-            except StopIteration:
-                if self._is_last:
-                    raise
-                self._restart()
-            else:
-                self._is_empty = False
-                return element
-
-    def _draw(self, count: int) -> Drawn[Any]:
-        values: list[Any] = []
-        while True:
-            drawn = drawn_from(self._parent, count - len(values))
-            values += drawn.values
-            self._is_empty = self._is_empty and not drawn.values
-            if drawn.error is not None or len(values) == count or self._is_last:
-                return Drawn(values, drawn.error)
-            self._restart()
-
-    def _restart(self) -> None:
-        move_to(self._parent, self._beginning)
-        self._epoch, self._is_empty = self._epoch + 1, True
-
-    @property
-    def _is_last(self) -> bool:
-        """True if no epoch follows the one that has ended."""
-        return self._is_empty or (self._num_epochs is not None and self._epoch + 1 >= self._num_epochs)
-
-    def _state(self) -> dict[str, Any]:
-        own = {"step": self._step, "epoch": self._epoch, "is_empty": self._is_empty}
-        return sealed("a repeated dataset", own | {"parent": state_below(self._parent)})
-
-    def _move(self, state: dict[str, Any]) -> None:
-        checks = {"step": is_number, "epoch": is_number, "is_empty": is_flag, "parent": is_anything}
-        checked = unsealed(state, "a repeated dataset", checks)
-        if self._num_epochs is not None and checked["epoch"] >= self._num_epochs:
-            raise CheckpointError(
-                f"The state is in epoch {checked['epoch']} of a repeated dataset, and here there are "
-                f"{self._num_epochs}: write .repeat with the number that it had."
-            )
-        move_to(self._parent, checked["parent"])
-        self._step, self._epoch, self._is_empty = checked["step"], checked["epoch"], checked["is_empty"]
-
-
-@final
-class CacheIterDataset(Combined):
-    """The elements of a dataset, kept in memory once they have been drawn: for a `RepeatIterDataset` after it.
-
-    Where it is resumed in another process, the elements before are drawn once more.
-
-    Args:
-        parent: the dataset; all of its elements must fit into memory.
-
-    Raises:
-        TypeError: the parent is not a dataset. While reading, a CheckpointError if a state is beyond the end.
-
-    Examples:
-        >>> kept = millstream.experimental.CacheIterDataset(millstream.MapDataset.range(3).map(lambda x: x * 10))
-        >>> list(millstream.experimental.RepeatIterDataset(kept, num_epochs=2))
-        [0, 10, 20, 0, 10, 20]
-    """
-
-    def __init__(self, parent: Any) -> None:
-        super().__init__(as_stream(parent, "parent"))
-
-    def _drawn(self, shared: Shared) -> RecoveringIterator[Any]:
-        return _CacheIterator(opened_below(self._parent, shared))
-
-    def _line(self) -> str:
-        return ".cache()"
+    def opened(self, open_below: OpenBelow) -> RecoveringIterator[Any]:
+        return _CacheIterator(open_below(*self.above))
 
 
 @final

@@ -1,0 +1,1 @@
+"""Joins: streams that draw from other streams. Each module has a step and its iterator."""

@@ -1,0 +1,172 @@
+"""Opening of streams: the compilation of a straight chain to the pipeline that a loader runs, and iterators of joins.
+
+All streams below one join share one set of threads, which prefetches each as far as it is drawn from.
+"""
+
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+from millstream import grain_kinds
+from millstream.dataset.chain import Chain, fixed_chain, joint_reading, share_workers, warm_workers_of
+from millstream.dataset.chain_rendering import check_no_stream, first_element
+from millstream.dataset.fixed_chain import FixedChain
+from millstream.dataset.iterators.chain_iterator import ReadIterator
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.fed_iterator import FedIterator
+from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.running import ALONE, Running, Shared
+from millstream.dataset.nodes.lowering import InOrder
+from millstream.dataset.nodes.source_node import HANDED, copied_with
+from millstream.dataset.options import DatasetOptions
+from millstream.dataset.stream_steps import (
+    NO_THREADS,
+    NO_WORKERS,
+    Join,
+    OwnStream,
+    Read,
+    StreamStep,
+    WithOptions,
+    options_of,
+    without_threads,
+)
+from millstream.loader.checkpoints.fingerprint import slots_of
+from millstream.loader.iterator import DataLoaderIterator
+from millstream.loader.measuring import FED_CHAIN
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.sharding import NoSharding
+
+
+def opened(step: StreamStep, shared: Shared = ALONE) -> DatasetIterator[Any]:
+    """Returns a new iterator of the chain that ends with a step, below the join of `shared`."""
+    shared = dataclasses.replace(shared, options=options_of(step, shared.options))
+    chain = Chain.of(step)
+    fixed = fixed_chain(step, chain)
+    running = Running(
+        chain.workers if shared.shared_workers is None else NO_WORKERS,
+        chain.reading or NO_THREADS,
+        warm_workers_of(step),
+        shared.options.filter_limits,
+        shared,
+        None if shared.is_alone else step,
+        tolerance=shared.options.tolerance,
+        num_local=chain.num_local,
+        local_reading=chain.local_reading,
+    )
+    leaf = chain.leaf
+    if isinstance(leaf, Read):
+        reading = chain.reading or leaf.reading
+        if shared.reading is not None and not reading.reads_ahead:
+            reading = shared.reading
+        return ReadIterator(fixed, dataclasses.replace(running, reading=reading), allows_none=leaf.allow_nones)
+    if isinstance(leaf, Join):
+        return _after_join(leaf, chain, fixed, running)
+    if isinstance(leaf, OwnStream):
+        leaf = dataclasses.replace(leaf, dataset=_handed_down(leaf.dataset, shared.options))
+    return _followed(leaf.opened(functools.partial(opened, shared=shared.combined())), chain, fixed, running)
+
+
+def _after_join(join: Join, chain: Chain, fixed: FixedChain, running: Running) -> DatasetIterator[Any]:
+    following = join.followed_by(fixed, running, chain.reading, functools.partial(drawn, join))
+    if following is not None:
+        return following
+    if running.workers.num_workers:
+        running = dataclasses.replace(running, reading=joint_reading(join.above, chain.reading))
+        stream, running = _drawn_by_workers(join, chain, running)
+        return _followed(stream, chain, fixed, running)
+    shared = running.shared.combined()
+    if not fixed.operations and chain.reading is not None:
+        shared = dataclasses.replace(shared, reading=chain.reading)
+    return _followed(drawn(join, shared), chain, fixed, running)
+
+
+def _followed(stream: DatasetIterator[Any], chain: Chain, fixed: FixedChain, running: Running) -> DatasetIterator[Any]:
+    """Returns an iterator of the operations of a chain after the iterator of its leaf."""
+    if not fixed.operations:
+        # Nothing is left to prefetch, so that a state is that of the stream.
+        return stream
+    if len(fixed.operations) == chain.num_local:
+        running = dataclasses.replace(running, workers=NO_WORKERS)
+    return FedIterator(stream, fixed, running)
+
+
+def _drawn_by_workers(join: Join, chain: Chain, running: Running) -> tuple[RecoveringIterator[Any], Running]:
+    """Returns an iterator of a join, the chains below which run in one set of worker processes.
+
+    Returns:
+        The iterator, and the execution of the operations after it. If some of them run in the workers, its iterator
+        dispatches the calls of all; otherwise one without elements does.
+    """
+    from millstream.loader.workers.shared_workers import SharedWorkers  # noqa: PLC0415  (lazy: for workers)
+
+    shared = Shared(shared_workers=(shared_workers := SharedWorkers()), options=running.shared.options)
+    sharing, stream = dataclasses.replace(running, shared=shared), drawn(join, shared)
+    if len(chain.operations) > chain.num_local:
+        return stream, sharing
+    nothing = InOrder(0, None)
+    execution = sharing.execution("leader", Pipeline([], nothing, nothing, (), NoSharding()), FED_CHAIN)
+    leader = DataLoaderIterator.of(execution)
+    shared_workers.start_on_demand(leader.start_prefetch)
+    stream.led_by(leader)
+    return stream, running
+
+
+def drawn(join: Join, shared: Shared) -> RecoveringIterator[Any]:
+    """Returns an iterator of a join that draws in the consumer's thread."""
+    iterator = join.opened(functools.partial(opened, shared=shared))
+    iterator.name = join.text
+    iterator.draw_again = functools.partial(_drawn_again, join)
+    return iterator
+
+
+def _drawn_again(join: Join, count: int) -> tuple[list[Any], bool]:
+    return first_elements(join, count), join.makes_batches
+
+
+def first_elements(step: StreamStep, count: int) -> list[Any]:
+    """Returns the first elements of a stream, up to `count`, which this thread computes.
+
+    Raises:
+        TypeError: a source may be a stream, whose records would be lost.
+    """
+    check_no_stream(step)
+    with opened(without_threads(step)) as iterator:
+        return list(itertools.islice(iterator, count))
+
+
+def first_element_of(step: Any) -> Any:
+    """Returns the first element of a stream or a node, for a diagram."""
+    return next(iter(first_elements(step, 1))) if isinstance(step, StreamStep) else first_element(step)
+
+
+def _handed_down(dataset: Any, options: DatasetOptions) -> Any:
+    """Returns a user's dataset that opens those below it with options, whenever it does so.
+
+    It is a copy that has copies of the datasets in its attributes; the dataset itself if no option was given.
+    """
+    if not options.given:
+        return dataset
+    held = slots_of(dataset) | vars(dataset)
+    return copied_with(dataset, {name: _handed_to(value, options) for name, value in held.items()})
+
+
+def _handed_to(value: Any, options: DatasetOptions) -> Any:
+    if isinstance(value, grain_kinds.MapDataset):
+        return copied_with(value, {HANDED: options.merge(vars(value).get(HANDED))})
+    if isinstance(value, grain_kinds.IterDataset):
+        return _handed_to_stream(value, options)
+    if type(value) in (list, tuple):
+        return type(value)(_handed_to(member, options) for member in value)
+    if type(value) is dict:
+        return {name: _handed_to(member, options) for name, member in value.items()}
+    return value
+
+
+def _handed_to_stream(dataset: Any, options: DatasetOptions) -> Any:
+    if dataset.iterates_itself:
+        return _handed_down(dataset, options)
+    step = dataset._step  # noqa: SLF001  (as every stream of the library has)
+    handed = WithOptions((step,), options)
+    share_workers(handed, step)
+    return copied_with(dataset, {"_step": handed})
