@@ -19,7 +19,7 @@ from millstream.dataset.node_source import node_of
 from millstream.dataset.options import DatasetOptions
 from millstream.dataset.step import Step, folded
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.transforms import OnlyFor, Pack, RandomMap, Transformation
+from millstream.transforms import OnlyFor, Pack, RandomMap, Transformation, WithComponent
 from millstream.transforms.grouping import GroupingOperation
 from millstream.transforms.of_chains import SeededRandomMap
 
@@ -175,7 +175,7 @@ class Operate(StreamStep):
     @classmethod
     def after(cls, parent: Step, operation: Transformation, seed: SupportsIndex | None = None) -> Self:
         """Returns the step after another one. Seeds that the operation lacks derive from the steps before it."""
-        if isinstance(operation, OnlyFor | Pack):
+        if isinstance(operation, OnlyFor | Pack | WithComponent):
             raise TypeError(
                 f"{described(operation)} belongs to a DataLoader with a MixtureSampler or a PackingSampler, whose "
                 "positions determine the component or row of an element. Positions of a chain do not."

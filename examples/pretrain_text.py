@@ -132,7 +132,7 @@ def over_devices(*axes: str | None) -> NamedSharding:
 
 
 def training_loader(folder: Path, steps: int) -> millstream.DataLoader:
-    """Returns the loader of this process's rows: tokens, segment ids and positions."""
+    """Returns the loader of this process's rows: tokens, segment ids, positions, corpus."""
     shard = millstream.ShardBySharding(
         over_devices("device"), GLOBAL_BATCH_SIZE, drop_remainder=True
     )
@@ -143,6 +143,7 @@ def training_loader(folder: Path, steps: int) -> millstream.DataLoader:
         operations=[
             tokens_of,
             millstream.Pack({"tokens": ROW_LENGTH}),
+            millstream.transforms.WithComponent("corpus"),
             millstream.Batch(local_batch_size, drop_remainder=True),
         ],
         shard_options=shard,
@@ -217,22 +218,30 @@ def new_model() -> tuple[Transformer, nnx.Optimizer[Transformer]]:
 @nnx.jit
 def train_step(
     model: Transformer, optimizer: nnx.Optimizer[Transformer], batch: dict[str, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    """Updates the model. Returns the mean loss before, and the tokens of all processes."""
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Updates the model.
 
-    def mean_loss(model: Transformer) -> jax.Array:
+    Returns the mean loss before, that of each corpus, and the tokens of all processes.
+    """
+
+    def mean_loss(model: Transformer) -> tuple[jax.Array, jax.Array]:
         segments = batch["tokens_segment_ids"]
         # Nothing predicts the first token of a document, and padding is not predicted.
         counts = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
         logits, targets = model(batch)[:, :-1], batch["tokens"][:, 1:]
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-        return jnp.sum(losses * counts) / jnp.sum(counts)
+        # Each row has documents of one corpus.
+        is_of = batch["corpus"][:, None] == jnp.arange(len(FIRST_WEIGHTS))
+        sums, numbers = (
+            jnp.sum(values, axis=1) @ is_of for values in (losses * counts, counts)
+        )
+        return jnp.sum(sums) / jnp.sum(numbers), sums / numbers
 
     loss: jax.Array
-    loss, gradients = nnx.value_and_grad(mean_loss)(model)
+    (loss, losses), gradients = nnx.value_and_grad(mean_loss, has_aux=True)(model)
     optimizer.update(model, gradients)
     # Training does not need the global batch on each process: it is for the checksum.
-    return loss, jax.lax.with_sharding_constraint(batch["tokens"], over_devices())
+    return loss, losses, jax.lax.with_sharding_constraint(batch["tokens"], over_devices())
 
 
 # ---- One process ---------------------------------------------------------------------
@@ -253,9 +262,13 @@ def train(output: Path, steps: int, checkpoint_every: int) -> None:
             nnx.update((model, optimizer), manager.restore(newest, args=wanted).model)
             report(f"Resumes from the checkpoint of step {newest}.")
         while batches.step < steps:
-            loss, tokens = train_step(model, optimizer, next(batches))
+            loss, losses, tokens = train_step(model, optimizer, next(batches))
             checksum = zlib.crc32(np.asarray(tokens).tobytes())
-            report(f"step {batches.step}: loss {float(loss):.6f}, batch {checksum:08x}")
+            by_corpus = zip(FIRST_WEIGHTS, losses.tolist(), strict=True)
+            report(
+                f"step {batches.step}: loss {float(loss):.6f}, batch {checksum:08x}, "
+                + ", ".join(f"{name} {each:.3f}" for name, each in by_corpus)
+            )
             if batches.step % checkpoint_every == 0:
                 now = ocp.args.Composite(
                     model=ocp.args.StandardSave(nnx.state((model, optimizer))),

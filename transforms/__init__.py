@@ -9,6 +9,7 @@ from millstream.transforms.batch import Batch, PaddedBatch
 from millstream.transforms.only_for import OnlyFor
 from millstream.transforms.packing.pack import Pack
 from millstream.transforms.transformation import Transformation
+from millstream.transforms.with_component import WithComponent
 
 # Grain's names, which are no part of the contract.
 FilterTransform = Filter
@@ -82,6 +83,7 @@ __all__ = [
     "Transformation",
     "VariableLengthFeature",
     "WindowShuffle",
+    "WithComponent",
     "decode_example",
     "decode_examples",
     "encode_example",

@@ -43,7 +43,19 @@ from millstream.loader.checkpoints.description import (
 from millstream.samplers import Sampler
 from millstream.samplers.balanced import BalancedSampler
 from millstream.samplers.mixtures.mixture import MixtureSampler
-from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, Pack, RandomMap, Transformation
+from millstream.transforms import (
+    Batch,
+    Filter,
+    FlatMap,
+    Map,
+    MapWithIndex,
+    OnlyFor,
+    Pack,
+    RandomMap,
+    Transformation,
+    WithComponent,
+)
+from millstream.transforms.only_for import leaves
 from millstream.transforms.transformation import paths_of
 
 SAMPLE_SIZE = 16
@@ -131,6 +143,9 @@ class Declared:
             for name, component in ({"": source} if components is None else components).items()
         ]
         self._operations = Description()
+        self._has_numbers = any(
+            isinstance(leaf, WithComponent) for operation in operations for leaf in leaves(operation)
+        )
         if sizes is None:
             sizes = {next((row for row, operation in enumerate(operations) if isinstance(operation, Batch)), -1): ""}
         add_operations(self._operations, operations, sizes)
@@ -152,10 +167,24 @@ class Declared:
                 found.identity["sampler.source_lengths"] = lengths if len(lengths) <= ENTRY_LIMIT else crc_of([lengths])
             for name, until in sampler.absent.items():
                 absent |= {f"source[{name!r}]": until, f"sampler[{name!r}]": until}
+            if self._has_numbers:
+                _add_numbers(found, sampler)
             absent |= {f"sampler.{label}": until for label, until in sampler.absent_labels.items()}
         found.include(self._operations)
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         return Fingerprint(found.identity, found.content, python, tuple(sorted(found.changes)), tuple(absent.items()))
+
+
+def _add_numbers(found: Description, mixture: MixtureSampler) -> None:
+    """Adds the number of each component, which elements have, from the first turn of the component on."""
+    counted: dict[str, str] = {}
+    for number, (name, turn) in enumerate(zip(mixture.names, mixture.first_turns, strict=True)):
+        path = f"sampler.names.index({name!r})"
+        if turn == 0:
+            counted[path] = str(number)
+        elif turn:
+            found.changes.append((turn, path, str(number)))
+    found.identity |= _summarized(counted, "sampler.names", ENTRY_LIMIT)
 
 
 def add_operations(found: Description, operations: Sequence[Transformation], sizes: Mapping[int, str]) -> None:

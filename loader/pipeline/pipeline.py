@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Self
 
@@ -19,7 +20,7 @@ from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
 from millstream.sources import DataSource
 from millstream.sources.base import LoaderView, loader_view
 from millstream.sources.source_checks import check_no_columns, check_readable
-from millstream.transforms import Batch, OnlyFor, Pack, Transformation
+from millstream.transforms import Batch, OnlyFor, Pack, Transformation, WithComponent
 from millstream.transforms.given import as_transformation
 from millstream.transforms.transformation import numbers_of, paths_of
 
@@ -392,17 +393,23 @@ def _without_epochs(sampler: VectorisedSampler | AdaptedSampler, num_records: in
 def check_scopes(operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler) -> None:
     names = sampler.names if is_mixed(sampler) else ()
     batch = next((number for number, operation in enumerate(operations) if operation.gathers), None)
+    # Rows of a mixture of rows have documents of one component each.
+    gathers = (operation.gathers and not isinstance(operation, Pack) for operation in operations)
+    mixing = next(itertools.compress(itertools.count(), gathers), None)
     for number, operation in enumerate(operations):
-        if not isinstance(operation, OnlyFor):
+        if isinstance(operation, WithComponent):
+            finding, last = f"operations[{number}], {described(operation)}, adds a component, but", mixing
+        elif isinstance(operation, OnlyFor):
+            finding, last = f"operations[{number}] is for component {operation.component!r} only, but", batch
+        else:
             continue
-        finding = f"operations[{number}] is for component {operation.component!r} only, but"
         if not names:
             raise ValueError(f"{finding} the sampler is not a MixtureSampler.")
-        if operation.component not in names:
+        if isinstance(operation, OnlyFor) and operation.component not in names:
             raise ValueError(f"{finding} the mixture's components are {', '.join(map(repr, names))}.")
-        if batch is not None and batch < number:
+        if last is not None and last < number:
             raise ValueError(
-                f"{finding} operations[{batch}] builds batches of elements of all components. Put it before that."
+                f"{finding} operations[{last}] builds batches of elements of all components. Put it before that."
             )
 
 

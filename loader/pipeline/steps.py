@@ -26,7 +26,18 @@ from millstream.loader.pipeline.elements import Elements, Location, Origins, Sou
 from millstream.sources import DataSource
 from millstream.sources.base import HeldRecords, is_held
 from millstream.sources.source_checks import batched_read_of
-from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, Pack, RandomMap, Transformation
+from millstream.transforms import (
+    Batch,
+    Filter,
+    FlatMap,
+    Map,
+    MapWithIndex,
+    OnlyFor,
+    Pack,
+    RandomMap,
+    Transformation,
+    WithComponent,
+)
 from millstream.transforms.batching.pad import pad
 from millstream.transforms.batching.stack import stack
 from millstream.transforms.function_checks import WholeCallError, children_of, results_of
@@ -312,7 +323,7 @@ def _numbered(
     return lambda origins: streams(origins, random_number, None)
 
 
-def _element_step(
+def _element_step(  # noqa: C901  (one case an operation)
     operation: Transformation,
     where: str,
     producer: str | None,
@@ -333,6 +344,10 @@ def _element_step(
 
             def results(run: Elements) -> Iterator[Any]:
                 return map(operation.map_with_index, run.origins.index.tolist(), run.values)
+        case WithComponent():
+
+            def results(run: Elements) -> Iterator[Any]:
+                return map(operation.added, run.origins.component.tolist(), run.values)
         case RandomMap():
 
             def results(run: Elements) -> Iterator[Any]:

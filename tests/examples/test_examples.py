@@ -29,7 +29,7 @@ from support.processes.worker_pools import still_there
 pytestmark = [pytest.mark.third_party, pytest.mark.slow]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-STEP = re.compile(r"step (\d+): (?:loss )?([\d.e+-]+)(?:, batch (\w+)| bits per byte)?\n")
+STEP = re.compile(r"step (\d+): (?:loss )?([\d.e+-]+)(?:, batch (\w+)| bits per byte)?(?:, [a-z]+ [\d.]+)*\n")
 
 
 @pytest.fixture(autouse=True, scope="module")

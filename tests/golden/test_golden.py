@@ -53,6 +53,7 @@ from millstream.transforms import (
     TokenBudgetBatch,
     Transformation,
     WindowShuffle,
+    WithComponent,
 )
 from support.draw.orders import public_samplers
 
@@ -178,6 +179,15 @@ CASES: dict[str, Callable[[], list[int]]] = {
             shuffle=True,
             seed=6,
             transformations=[OnlyFor("b", operator.neg)],
+        )
+    ),
+    "WithComponent": lambda: values_of(
+        millstream.load(
+            {"a": [{"key": key} for key in range(30)], "b": [{"key": key} for key in range(50)]},
+            weights=[2, 1],
+            shuffle=True,
+            seed=6,
+            transformations=[WithComponent("corpus")],
         )
     ),
     "PadTo": lambda: values_of(documents(PadTo({"tokens": 11}))),

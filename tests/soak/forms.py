@@ -108,9 +108,17 @@ def mixture(chance: random.Random, size: int, num_epochs: int) -> millstream.Mix
         return [chance.randrange(1, 5) for _ in lengths]
 
     stop = chance.choice(["first_exhausted", "all_exhausted", "drop_exhausted"])
+    samplers = {f"part {number}": component(length) for number, length in enumerate(lengths)}
+    by_name = dict(zip(samplers, lengths, strict=True))
+    # The last component may join later.
+    count = len(lengths) - chance.randrange(2) if len(lengths) > 1 else 1
+    first = dict(list(samplers.items())[:count])
     sampler = millstream.MixtureSampler(
-        [component(length) for length in lengths], weights(), source_lengths=lengths, stop=stop
+        first, weights()[:count], source_lengths={name: by_name[name] for name in first}, stop=stop
     )
+    if count < len(lengths):
+        position = chance.randrange(len(sampler))
+        sampler = sampler.reweighted(position, weights(), samplers=samplers, source_lengths=by_name)
     for position in sorted(chance.randrange(len(sampler)) for _ in range(chance.randrange(3))):
         if position < len(sampler):
             sampler = sampler.reweighted(position, weights())

@@ -108,6 +108,22 @@ def mixtures(draw: st.DrawFn, *, rows: bool = False, depth: int = 1, batches: bo
         batches_of=batches_of,
         source_lengths=[length for _, length in parts],
     )
+    num_joining = draw(st.integers(0, len(parts) - 1))
+    if num_joining:
+        # Some of the components join later, by name, and may never have a turn.
+        given = dict(zip("abcd", mixture.parts.values(), strict=False))
+        lengths = dict(zip(given, mixture.source_lengths, strict=True))
+        first = {name: given[name] for name in list(given)[:-num_joining]}
+        mixture = MixtureSampler(
+            first,
+            [*draw(weights)[: len(first) - 1], 1],
+            stop=stop,
+            batches_of=batches_of,
+            source_lengths={name: lengths[name] for name in first},
+        )
+        start = draw(st.integers(0, min(20, 20 if mixture.length is None else mixture.length)))
+        start -= start % (batches_of or 1)
+        mixture = mixture.reweighted(start, draw(weights), samplers=given, source_lengths=lengths)
     for drawn in sorted(draw(st.sets(st.integers(1, 60), max_size=4))):
         position = drawn - drawn % (batches_of or 1)
         if mixture.length is None or position <= mixture.length:
