@@ -20,7 +20,7 @@ from millstream.errors import DataSourceError
 from millstream.sources.files.byte_files import LocalFile
 from millstream.sources.files.compression import HEAD_BYTES, compressed_error, compression_of, without_ending
 from millstream.sources.files.offset_index import Placement, placement
-from millstream.sources.files.paths import GLOB, FileIdentity, FileRange, resolve_paths
+from millstream.sources.files.paths import FileIdentity, FileRange, resolve_paths
 from millstream.sources.files.spans import SpanFormat, SpanRecords
 from millstream.sources.remote.urls import canonical, is_url, without_query
 
@@ -33,6 +33,10 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """The ends of the names of images, in lower or upper case: torchvision's list."""
+
+
+_MEDIA = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".mp4", ".webm", ".avi", ".mkv", ".pt", ".pkl")
+"""The ends of the names of other files that are a record each."""
 
 
 @final
@@ -53,7 +57,8 @@ class FileFormat:
         source: the class that reads files, called with a path or several; or its `SpanFormat`, called without
             arguments; or the place of either, `"module:Class"`, which is imported when a file is read.
         begins: a function that returns True if a file, given its path and first 512 bytes, is of the format, or its
-            place, `"module:function"`; None if bytes cannot tell.
+            place, `"module:function"`; None if bytes cannot tell. For a folder, there are no bytes.
+        folders: True if a path may be a folder, such as a Zarr group.
 
     Raises:
         TypeError, ValueError: an argument is not as described.
@@ -78,6 +83,7 @@ class FileFormat:
     extensions: tuple[str, ...]
     source: type[Any] | str
     begins: Callable[[str, bytes], bool] | str | None = None
+    folders: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -102,6 +108,8 @@ class FileFormat:
         Args:
             paths: one path or a sequence of paths, in the order of the records, as the class takes them.
         """
+        if isinstance(paths, list) and len(paths) == 1 and isinstance(paths[0], str):
+            (paths,) = paths
         reader = _imported(self.source)
         return SpanRecords(paths, reader(), kind=self.name) if issubclass(reader, SpanFormat) else reader(paths)
 
@@ -125,7 +133,7 @@ class FileFormat:
             if isinstance(self.source, str)
             else (self.source.__module__, self.source.__qualname__)
         )
-        return f"{module.partition('.')[0] if module.startswith(_FORMATS) else module}.{name}"
+        return f"{module.partition('.')[0] if module.startswith(f'{__package__}.') else module}.{name}"
 
 
 def _imported(location: Any) -> Any:
@@ -159,6 +167,66 @@ def _is_megatron(path: str, _: bytes) -> bool:
         return False
 
 
+def _is_hdf5(path: str, start: bytes) -> bool:
+    signature = b"\x89HDF\r\n\x1a\n"
+    if start.startswith(signature) or len(start) < HEAD_BYTES:
+        return start.startswith(signature)
+    with contextlib.closing(LocalFile(path)) as file:  # After bytes of the user's, of a power of two.
+        return any(file.read(offset, len(signature)) == signature for offset in (512, 1024, 2048))
+
+
+def _has_any(folder: str, *names: str) -> bool:
+    return any(os.path.lexists(os.path.join(folder, name)) for name in names)  # noqa: PTH118
+
+
+def _is_zarr(path: str, _: bytes) -> bool:
+    return _has_any(path, ".zarray", ".zgroup", "zarr.json", "attributes.json")
+
+
+def _is_lance(path: str, _: bytes) -> bool:
+    return _has_any(path, "_versions")
+
+
+def _is_tfds(path: str, _: bytes) -> bool:
+    return _has_any(path, "dataset_info.json") and _has_any(path, "features.json")
+
+
+def _is_hugging_face(path: str, start: bytes) -> bool:
+    return start.startswith(b"ARROW1") if start else _has_any(path, "state.json", "dataset_dict.json")
+
+
+def _is_mds(path: str, _: bytes) -> bool:
+    return _has_any(path, "index.json") and any(".mds" in entry.name for entry in _entries_of(path))
+
+
+def _is_parquet(path: str, start: bytes) -> bool:
+    if start:
+        return start[:4] == b"PAR1"
+    entries = _entries_of(path)
+    tables = [entry for entry in entries if entry.name.lower().endswith((".parquet", ".pq"))]
+    partitions = [entry for entry in entries if "=" in entry.name[1:] and entry.is_dir()]
+    return bool(tables) or any(_is_parquet(entry.path, b"") for entry in partitions[:1])
+
+
+def _is_image_folder(path: str, _: bytes) -> bool:
+    folders = [entry.path for entry in _entries_of(path) if entry.is_dir()]
+    return any(entry.name.lower().endswith(IMAGE_EXTENSIONS) for folder in folders for entry in _entries_of(folder))
+
+
+def _entries_of(folder: str) -> "list[os.DirEntry[str]]":
+    """Returns the visible entries of a folder, up to a limit, or none if it cannot be listed."""
+    try:
+        with os.scandir(folder) as listed:
+            entries = itertools.islice(listed, _MAX_LISTED)
+            return sorted((entry for entry in entries if entry.name[0] not in "._"), key=lambda entry: entry.name)
+    except OSError:
+        return []
+
+
+_MAX_LISTED = 1000
+"""The number of entries of a folder that are considered to tell its format."""
+
+
 def _is_json_lines(path: str, start: bytes) -> bool:
     return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{" and _is_text(path, start)
 
@@ -188,11 +256,20 @@ _TABLE = (
     ),
     FileFormat("webdataset", (".tar",), f"{_FORMATS}.webdataset:WebDatasetDataSource", _is_tar),
     FileFormat("bagz", (".bag", ".bagz"), f"{_FORMATS}.bagz:BagzDataSource"),
+    FileFormat("parquet", (".parquet", ".pq"), f"{_FORMATS}.parquet:ParquetDataSource", _is_parquet, folders=True),
+    FileFormat("hdf5", (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4"), f"{_FORMATS}.hdf5:Hdf5DataSource", _is_hdf5),
+    FileFormat("zarr", (".zarr", ".n5"), f"{_FORMATS}.zarr_arrays:ZarrDataSource", _is_zarr, folders=True),
+    FileFormat("lance", (".lance",), f"{_FORMATS}.lance_rows:LanceDataSource", _is_lance, folders=True),
+    FileFormat("tfds", (), f"{_FORMATS}.tfds:TfdsDataSource", _is_tfds, folders=True),
+    FileFormat("mds", (), f"{_FORMATS}.mds:MdsDataSource", _is_mds, folders=True),
     FileFormat(
-        "parquet", (".parquet", ".pq"), f"{_FORMATS}.parquet:ParquetDataSource", lambda _, start: start[:4] == b"PAR1"
+        "huggingface", (".arrow",), f"{_FORMATS}.hugging_face:HuggingFaceDataSource", _is_hugging_face, folders=True
     ),
+    FileFormat("numpy", (".npz", ".npy"), f"{__package__}.memory:InMemoryDataSource"),
+    FileFormat("images", (), f"{_FORMATS}.whole_files:ImageFolderDataSource", _is_image_folder, folders=True),
+    FileFormat("files", (*IMAGE_EXTENSIONS, *_MEDIA), f"{_FORMATS}.whole_files:FileDataSource"),
     FileFormat("megatron", (), f"{_FORMATS}.tokens:MegatronDataSource", _is_megatron),
-    FileFormat("csv", (".csv",), f"{_FORMATS}.csv_rows:CsvDataSource"),
+    FileFormat("csv", (".csv", ".tsv"), f"{_FORMATS}.csv_rows:CsvDataSource"),
     FileFormat("jsonl", (".jsonl", ".ndjson"), f"{_FORMATS}.json_lines:JsonLinesDataSource", _is_json_lines),
     FileFormat("text", (".txt", ".text"), f"{_FORMATS}.text_lines:TextLineDataSource", _is_text),
 )
@@ -249,7 +326,8 @@ def format_of_file(path: str) -> FileFormat:
     if is_url(path):
         raise _unknown(canonical(path), "its name")
     start = _first_bytes(path)
-    if (compression := compression_of(start)) is not None and not (by_name is not None and by_name.name == "bagz"):
+    may_be_compressed = by_name is not None and by_name.name in {"bagz", "numpy", "files"}
+    if (compression := compression_of(start)) is not None and not may_be_compressed:
         raise compressed_error(path, compression)
     if by_name is not None:
         return by_name
@@ -259,7 +337,25 @@ def format_of_file(path: str) -> FileFormat:
 
 
 def _format_of_content(path: str, start: bytes) -> FileFormat | None:
-    return next((kind for kind in all_formats() if kind.has_begun(path, start)), None)
+    return next((kind for kind in all_formats() if (start or kind.folders) and kind.has_begun(path, start)), None)
+
+
+def format_of_folder(path: str) -> tuple[FileFormat, str] | None:
+    """Returns the format of a local folder, and the path that selects its records: the folder, or files in it.
+
+    The name tells, or the contents of the folder, or the name of the first file in it. None if nothing does.
+    """
+    kind = format_of_name(path.rstrip("/"))
+    if kind is None or not kind.folders:
+        kind = _format_of_content(path, b"")
+    if kind is not None:
+        return kind, path
+    names = [entry.name for entry in _entries_of(path) if not entry.is_dir()]
+    if not names:
+        return None
+    pattern = os.path.join(glob.escape(path), f"*{os.path.splitext(names[0])[1]}")  # noqa: PTH118, PTH122
+    kind = format_of_name(names[0])
+    return None if kind is None else (kind, pattern)
 
 
 def files_at(path: str) -> list[FileRange]:
@@ -272,117 +368,50 @@ def files_at(path: str) -> list[FileRange]:
     ranges = resolve_paths(path, "data")
     for file in ranges:
         if os.path.isdir(file.path):  # noqa: PTH112
-            expression = expression_for(file.path)
-            if expression is not None and "/*" not in expression:
-                raise IsADirectoryError(f"{file.path!r} is a directory. In Python, write {expression} to read it.")
             raise IsADirectoryError(
                 f"{file.path!r} is a directory. Pass its files, such as {os.path.join(glob.escape(file.path), '*')!r}."  # noqa: PTH118
             )
     return ranges
 
 
-def open_path(path: str) -> Any:
-    """Returns the source of the files that a path, glob or URL selects, or None if no format is known to read them."""
-    name = without_query(path) if is_url(path) else _RANGE.sub("", path)
+def _selected(path: str) -> tuple[FileFormat, str] | None:
+    """Returns the format of a path, glob or URL, and the path that selects its records, or None if it is unknown."""
+    if is_url(path):
+        kind = format_of_name(without_query(path).rstrip("/"))
+        return None if kind is None else (kind, path)
+    name = _RANGE.sub("", path).rstrip("/")
+    if os.path.isdir(name):  # noqa: PTH112
+        return format_of_folder(path)
     kind = format_of_name(name)
-    if kind is None and not is_url(path) and not os.path.isdir(path):  # noqa: PTH112
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    if kind is None:
+        with contextlib.suppress(OSError):
             first = files_at(path)[0].path
             kind = format_of_name(first) or _format_of_content(first, _first_bytes(first))
-    return None if kind is None else kind.open(path)
+    return None if kind is None else (kind, path)
+
+
+def open_path(path: str) -> Any:
+    """Returns the source of what a path, glob or URL selects, or None if no format is known to read it."""
+    found = _selected(os.path.expanduser(path) if not is_url(path) else path)  # noqa: PTH111
+    return None if found is None else found[0].open(found[1])
 
 
 _RANGE = re.compile(r"\[\d+:\d+\]$")
 
 
-_MEDIA = (
-    ".wav",
-    ".flac",
-    ".mp3",
-    ".ogg",
-    ".opus",
-    ".m4a",
-    ".mp4",
-    ".webm",
-    ".avi",
-    ".mkv",
-    ".npz",
-    ".npy",
-    ".pt",
-    ".pkl",
-)
-"""The extensions of files that are a record each, besides those of images."""
-
-
 def expression_for(path: str) -> str | None:
     """Returns the Python expression that reads what a path, pattern or URL names, or None if nothing tells its format.
 
-    The name tells, or else what a folder contains, or the first bytes of a file.
+    The name tells, or else the contents of a folder, or the first bytes of a file.
     """
-    if not is_url(path) and os.path.isdir(path):  # noqa: PTH112
-        return _expression_for_folder(path.rstrip("/") or "/")
-    name = without_query(path).lower() if is_url(path) else path.rstrip("/").lower()
-    if (known := format_of_name(name)) is not None:
-        return f"{known.class_name}({path!r})"
-    is_one = not GLOB.search(name)
-    for extensions, expression in {
-        (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4"): f"millstream.Hdf5DataSource({{'x': {f'{path}/NAME'!r}}})",
-        (".zarr", ".n5"): f"millstream.ZarrDataSource({{'x': {f'{path}/NAME'!r}}})",
-        (".lance",): f"millstream.LanceDataSource({path!r})",
-        (".arrow", ".feather"): f"millstream.HuggingFaceDataSource(datasets.Dataset.from_file({path!r}))",
-        (".tsv",): f"millstream.CsvDataSource({path!r}, delimiter='\\t')",
-        (".mds",): f"millstream.MdsDataSource({(os.path.dirname(path) or '.')!r})",  # noqa: PTH120
-        (".npz",) * is_one: f"millstream.InMemoryDataSource(dict(numpy.load({path!r})))",
-        (".npy",) * is_one: f"millstream.InMemoryDataSource(numpy.load({path!r}, mmap_mode='r'))",
-        (".bin",): f"millstream.TokenDataSource({path!r}, window=...)",
-        (*IMAGE_EXTENSIONS, *_MEDIA): f"millstream.FileDataSource({path!r})",
-    }.items():
-        if name.endswith(extensions):
-            return expression
-    with contextlib.suppress(OSError):
-        if not is_url(path) and (known := _format_of_content(path, _first_bytes(path))) is not None:
-            return f"{known.class_name}({path!r})"
+    if (found := _selected(path)) is not None:
+        kind, selected = found
+        return f"{kind.class_name}({selected!r})"
+    if path.lower().endswith(".bin"):
+        return f"millstream.TokenDataSource({path!r}, window=...)"
+    if path.lower().endswith((".mds", ".mds.zstd")):
+        return f"millstream.MdsDataSource({(os.path.dirname(path) or '.')!r})"  # noqa: PTH120
     return None
-
-
-_MARKS_OF_FOLDERS = {
-    "state.json": "millstream.HuggingFaceDataSource(datasets.load_from_disk({path!r}))",
-    "dataset_dict.json": "millstream.HuggingFaceDataSource(datasets.load_from_disk({path!r})['train'])",
-    "features.json": "millstream.TfdsDataSource({path!r}, 'train')",
-    "index.json": "millstream.MdsDataSource({path!r})",
-    ".zarray": "millstream.ZarrDataSource({{'x': {path!r}}})",
-    ".zgroup": "millstream.ZarrDataSource({{'x': {member!r}}})",
-    "zarr.json": "millstream.ZarrDataSource({{'x': {member!r}}})",
-    "_versions": "millstream.LanceDataSource({path!r})",
-}
-"""The expressions for folders that contain an entry of a name; `member` is a folder in it."""
-
-
-def _expression_for_folder(path: str) -> str | None:
-    try:
-        with os.scandir(path) as listed:
-            entries = sorted(itertools.islice(listed, _MAX_LISTED), key=lambda entry: entry.name)
-        names = {entry.name for entry in entries}
-        folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-        for mark, expression in _MARKS_OF_FOLDERS.items():
-            if mark in names:
-                # An array of version 3 has its chunks in `c`.
-                is_array = not folders or folders[0].name == "c"
-                return expression.format(path=path, member=path if is_array else f"{path}/{folders[0].name}")
-        for folder in folders:
-            if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in os.listdir(folder.path)):  # noqa: PTH208
-                return f"millstream.ImageFolderDataSource({path!r})"
-    except OSError:
-        return None
-    files = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
-    for name in files[:1]:
-        pattern = f"{glob.escape(path)}/*{os.path.splitext(name)[1]}"  # noqa: PTH122
-        return expression_for(pattern) or f"millstream.FileDataSource({pattern!r})"
-    return None
-
-
-_MAX_LISTED = 1000
-"""The number of entries of a folder that advice depends on."""
 
 
 def _first_bytes(path: str) -> bytes:
@@ -394,7 +423,7 @@ def _first_bytes(path: str) -> bytes:
 
 def _unknown(path: str, evidence: str) -> DataSourceError:
     if expression := expression_for(path):
-        return DataSourceError(f"Cannot read {path!r} by a command. In Python, write {expression}.")
+        return DataSourceError(f"Cannot read {path!r} without more arguments. In Python, write {expression}.")
     return DataSourceError(
         f"Cannot tell the format of {path!r} from {evidence}. Pass --format, one of {', '.join(format_names())}."
     )

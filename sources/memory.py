@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, final
 
@@ -93,7 +94,8 @@ class InMemoryDataSource(RenderedSource):
     are views that cannot be written to. Other objects are shared: do not change them in place.
 
     Args:
-        records: the columns or the sequence. It is not copied.
+        records: the columns or the sequence. It is not copied. Or the path of a file of NumPy: the arrays in an `.npz`
+            are columns, and that in an `.npy` is mapped into memory.
         elements: another name of `records`, which Grain uses.
         name: a name of shared memory on this machine, into which the records are copied, or without records, from
             which they are. It exists until `unlink()`, or the end of a process that has it and is not a child of its
@@ -113,6 +115,8 @@ class InMemoryDataSource(RenderedSource):
     def __init__(self, records: Any = None, *, elements: Any = None, name: str | None = None) -> None:
         records = elements if records is None else records
         self._memory: SharedMemory | None = None
+        if isinstance(records, str | os.PathLike) and name is None:
+            records = _loaded(os.path.expanduser(os.fsdecode(records)))  # noqa: PTH111  (paths are strings throughout)
         if name is not None:
             if records is not None and _is_columns(records):
                 raise TypeError(f"InMemoryDataSource(records, name={name!r}) takes a list of records, got columns.")
@@ -284,6 +288,14 @@ def _is_columns(records: Any) -> bool:
         return not is_numbered(records)
     is_dataclass = dataclasses.is_dataclass(type(records)) and not hasattr(records, "__getitem__")
     return is_dataclass or isinstance(records, dict | np.ndarray)
+
+
+def _loaded(path: str) -> Any:
+    """Returns the arrays of an `.npz` file, or that of an `.npy` file, mapped into memory."""
+    if path.lower().endswith(".npz"):
+        with np.load(path) as arrays:
+            return dict(arrays)
+    return np.load(path, mmap_mode="r") if path.lower().endswith(".npy") else path
 
 
 def _sequence_length(records: Any) -> int:

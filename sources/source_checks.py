@@ -271,6 +271,11 @@ def check_file_columns(path: str, names: Sequence[str], wanted: Sequence[str], *
         raise ValueError(f"{path!r} has no columns.")
 
 
+def check_no_columns_beside(columns: Any, name: str) -> None:
+    if columns is not None:
+        raise ValueError(f"columns are for the path of a group; the keys of a mapping of {name} are the columns.")
+
+
 def paths_of_columns(paths: Any, name: str, example: str) -> dict[str, str]:
     if not isinstance(paths, Mapping) or not all(
         isinstance(column, str) and isinstance(path, str | os.PathLike) for column, path in paths.items()

@@ -66,6 +66,7 @@ IMPORTERS = {
     # What is quicker or nicer where it is installed.
     "tensorstore": {"millstream.sources.formats.zarr_arrays"},
     "lance": {"millstream.sources.formats.lance_rows"},
+    "datasets": {"millstream.sources.formats.hugging_face"},
     "h5py": {"millstream.sources.formats.hdf5"},
     "google_crc32c": {"millstream.sources.formats.tfrecord"},
     "orjson": {"millstream.sources.formats.json_lines"},
@@ -89,7 +90,17 @@ IMPORTERS = {
 IMPORTING_PARTS = {"cloudpickle": "loader"}
 """The one part that may: what crosses to worker processes is pickled in several of its modules."""
 LATE_IMPORTS = {
-    *("array_record", "botocore", "google_crc32c", "huggingface_hub", "hypothesis", "jax", "obstore", "orjson"),
+    *(
+        "array_record",
+        "botocore",
+        "datasets",
+        "google_crc32c",
+        "huggingface_hub",
+        "hypothesis",
+        "jax",
+        "obstore",
+        "orjson",
+    ),
     *("pyarrow", "ray", "rich", "tqdm", "zstandard"),
 }
 """Packages that are imported inside functions only. The modules that import the others are themselves imported late."""

@@ -6,8 +6,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from millstream.sources.file_formats import FileFormat, files_at, format_named, format_of_file
-from millstream.sources.files.paths import FileRange
+from millstream.sources.file_formats import (
+    FileFormat,
+    files_at,
+    format_named,
+    format_of_file,
+    format_of_folder,
+    format_of_name,
+)
+from millstream.sources.files.paths import GLOB, FileRange
+from millstream.sources.remote.urls import is_url, without_query
 
 T = TypeVar("T")
 Result = TypeVar("Result")
@@ -23,16 +31,17 @@ def find_files(
 
     Args:
         paths: files, globs, and files with a record range, `file[10:20]`; for a Megatron dataset, either of its two
-            files, or their common prefix.
+            files, or their common prefix; folders of a known format, or of files of one.
         format_name: the format of all files; None to detect the format of each from its name or first bytes.
         on_error: called with the error of each path or file that cannot be used; None to raise the first one.
     """
     chosen = None if format_name is None else format_named(format_name)
     found: FilesByFormat = {}
 
-    def add(file: FileRange) -> None:
+    def add(selected: tuple[FileFormat | None, FileRange]) -> None:
+        known, file = selected
         path = file.path
-        kind = chosen or format_of_file(path)
+        kind = known or format_of_file(path)
         if kind.name == "megatron":
             path = path.removesuffix(".idx").removesuffix(".bin")
         elif file.stop is not None:
@@ -42,9 +51,25 @@ def find_files(
             of_kind.append(path)
 
     for path in paths:
-        for file in _attempt(files_at, path, on_error) or ():
-            _attempt(add, file, on_error)
+        for selected in _attempt(lambda path: _select(path, chosen), path, on_error) or ():
+            _attempt(add, selected, on_error)
     return found
+
+
+def _select(path: str, chosen: FileFormat | None) -> list[tuple[FileFormat | None, FileRange]]:
+    """Returns the files that a path selects, or the folder, each with its format if that is known."""
+    kind = chosen
+    if is_url(path):
+        kind = chosen or format_of_name(without_query(path).rstrip("/"))
+        if kind is not None and kind.folders and not GLOB.search(path):
+            return [(kind, FileRange(path))]
+    elif os.path.isdir(local := os.path.expanduser(path)):  # noqa: PTH111, PTH112
+        path = local
+        if kind is None and (found := format_of_folder(path)) is not None:
+            kind, path = found
+        if kind is not None and kind.folders:
+            return [(kind, FileRange(path))]
+    return [(chosen, file) for file in files_at(path)]
 
 
 def _attempt(action: Callable[[T], Result], argument: T, on_error: Callable[[Exception], None] | None) -> Result | None:

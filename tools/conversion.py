@@ -35,7 +35,7 @@ from millstream.loader.checkpoints.fingerprint import fingerprint_of
 from millstream.loader.threads.options import available_cores
 from millstream.samplers import SequentialSampler
 from millstream.sharding import NoSharding
-from millstream.sources import DataSource
+from millstream.sources import DataSource, HuggingFaceDataSource, ImageFolderDataSource
 from millstream.sources.digests import digest
 from millstream.sources.files.paths import FileIdentity
 from millstream.sources.files.private_files import check_private, new_file, open_private
@@ -238,8 +238,9 @@ def convert(
     the number of records done. A conversion that was killed continues when it is called again with the same arguments.
 
     Args:
-        data_source: the records, or the path, glob or URL of files of a format that `load` knows. Elements of a
-            `MapDataset` that are None, such as those that a filter drops, are skipped.
+        data_source: the records, or a path, glob or URL of a format that `load` knows. Elements of a `MapDataset` that
+            are None, such as those that a filter drops, are skipped. Images stay as they are stored, and a label of a
+            folder of images or of a Hugging Face dataset has the name of its class beside it, as `label_name`.
         destination: the file to write. Its extension selects the format: `.array_record`, `.bag` or `.bagz` hold
             records of bytes; `.bin` holds tokens, with their lengths in an `.idx` file beside it, to be read by
             `TokenDataSource` and `MegatronDataSource`.
@@ -279,6 +280,8 @@ def convert(
     data_source = opened(data_source)
     check_source(data_source, "data_source")
     check_end(data_source)
+    if isinstance(data_source, ImageFolderDataSource | HuggingFaceDataSource):
+        data_source = data_source.for_conversion()
     path = os.path.join(os.getcwd(), os.path.expanduser(os.fspath(destination)))  # noqa: PTH109, PTH111, PTH118
     if not path.endswith(EXTENSIONS):
         raise ValueError(f"destination must end in {', '.join(EXTENSIONS[:-1])} or {EXTENSIONS[-1]}, got {path!r}.")

@@ -20,6 +20,7 @@ from millstream.sources.files.private_files import new_file
 from millstream.sources.files.progress import Progress
 from millstream.tools.cli_paths import find_files, load_callable
 from millstream.tools.conversion import convert
+from millstream.tools.inspection import opened
 from millstream.tools.record_writers import BIN_EXTENSION, EXTENSIONS
 
 MAX_RATIO = 200
@@ -162,9 +163,9 @@ def run_convert(
     ((kind, paths),) = found.values()
     keeps_json = kind.name == "jsonl" and function is None and encode != "example"
     keeps_json = keeps_json and not destination.endswith(BIN_EXTENSION)
-    with kind.open(paths) as opened:
+    with opened(kind, paths) as found_source:
         # JSON that stays JSON is checked, but neither parsed nor formatted again.
-        source = opened.as_texts() if keeps_json else opened
+        source = found_source.as_texts() if keeps_json else found_source
         if not len(source):
             raise ValueError(f"SRC must have at least one record, got none in {', '.join(paths)}.")
         targets = convert(

@@ -27,8 +27,8 @@ _BAR_WIDTH = 40
 
 def build_index(kind: FileFormat, paths: Sequence[str]) -> str:
     """Builds the indices of files, stores them beside the files, and returns a summary in one line."""
-    with kind.open_with_indices(list(paths), Placement.BESIDE) as source:
-        number = len(source.files)
+    with opened(kind, paths, Placement.BESIDE) as source:
+        number = len(getattr(source, "files", paths))
         summary = f"{kind.name}: {len(source):,} records in {number:,} file{'s'[: number > 1]}"
         if not isinstance(source, SpanRecords):
             return f"{summary}, which need no index"
@@ -40,9 +40,20 @@ def build_index(kind: FileFormat, paths: Sequence[str]) -> str:
         return f"{summary}, indexed"
 
 
+@contextlib.contextmanager
+def opened(kind: FileFormat, paths: Sequence[str], where: Placement | None = None) -> Iterator[Any]:
+    """Yields the source of files or a folder, and closes it, if it can be."""
+    source = kind.open(list(paths)) if where is None else kind.open_with_indices(list(paths), where)
+    try:
+        yield source
+    finally:
+        if callable(close := getattr(source, "close", None)):
+            close()
+
+
 def inspect_files(kind: FileFormat, paths: Sequence[str]) -> Iterator[str]:
     """Yields lines about the files of one format: their number, the sizes of their records, and the first record."""
-    with kind.open_with_indices(list(paths), Placement.NOWHERE) as source:
+    with opened(kind, paths, Placement.NOWHERE) as source:
         more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
         yield f"{escaped(paths[0])}{more}"
         for label, lines in _sections(kind, source):
@@ -52,8 +63,9 @@ def inspect_files(kind: FileFormat, paths: Sequence[str]) -> Iterator[str]:
 
 def _sections(kind: FileFormat, source: Any) -> Iterator[tuple[str, list[str]]]:
     yield "format", [f"{kind.name}, read by {kind.class_name}"]
-    sizes = [identity.size for identity in source.files.values()]
-    yield "files", [f"{len(sizes):,}, {bytes_text(sum(sizes))}"]
+    if (files := getattr(source, "files", None)) is not None:
+        sizes = [identity.size for identity in files.values()]
+        yield "files", [f"{len(sizes):,}, {bytes_text(sum(sizes))}"]
     yield "records", [f"{len(source):,}"]
     if not len(source):
         return
@@ -65,6 +77,9 @@ def _sections(kind: FileFormat, source: Any) -> Iterator[tuple[str, list[str]]]:
     if (found := _record_sizes(source)) is not None:
         record_sizes, is_complete = found
         yield "sizes", [_size_summary(record_sizes, is_complete=is_complete), *histogram(record_sizes)]
+    if (classes := getattr(source, "classes", None)) is not None:
+        counts = np.bincount(source.labels, minlength=len(classes)).tolist()
+        yield "classes", [f"{escaped(name)}: {count:,}" for name, count in zip(classes, counts, strict=True)]
     yield "first", list(preview_lines(source[0]))
 
 

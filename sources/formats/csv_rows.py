@@ -37,7 +37,7 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
             ranges such as `file.csv[100:200]`, and URLs.
         columns: the names of the wanted columns, in the order of the dicts; None for all columns, in the order of the
             first file.
-        delimiter: the character between fields, such as a tab.
+        delimiter: the character between fields; None for a tab if the first file is named `.tsv`, else a comma.
         quotechar: `"`, or None if quotes are characters like others, as in most files with tabs: each line is a row.
         encoding: the encoding of the text. In it, newline and quote must be the bytes 10 and 34, and nothing else.
         cache: a `FileCache` for local copies of whole remote files.
@@ -65,12 +65,15 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
         paths: Any,
         *,
         columns: Sequence[str] | None = None,
-        delimiter: str = ",",
+        delimiter: str | None = None,
         quotechar: str | None = '"',
         encoding: str = "utf-8",
         cache: FileCache | None = None,
     ) -> None:
         wanted = checked_columns(columns)
+        if delimiter is None:
+            first = paths[0] if isinstance(paths, list | tuple) and paths else paths
+            delimiter = "\t" if str(first).lower().endswith(".tsv") else ","
         if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
             raise ValueError(f"delimiter must be one character, and not a quote or line end, got {delimiter!r}.")
         if quotechar not in ('"', None):

@@ -9,6 +9,7 @@ import contextlib
 import fnmatch
 import functools
 import io
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,18 +28,19 @@ from millstream.sources.files.byte_files import (
     RawFile,
     RemoteFile,
     SpanReadError,
-    exists,
+    identify,
     open_stored,
 )
 from millstream.sources.files.compression import inflated
+from millstream.sources.files.member_paths import split_path, split_paths
 from millstream.sources.files.multi_file import Files
-from millstream.sources.files.paths import GLOB, FileIdentity, absolute_path, glob_paths, resolve_paths
+from millstream.sources.files.paths import FileIdentity
 from millstream.sources.keyed_pool import UnitCache
 from millstream.sources.memory import records_of_arrays
 from millstream.sources.pieces import Pieces, cut, window_units
 from millstream.sources.reads import map_in_threads
-from millstream.sources.remote.urls import Url, is_url
-from millstream.sources.source_checks import paths_of_columns
+from millstream.sources.remote.urls import is_url
+from millstream.sources.source_checks import check_no_columns_beside, checked_columns, paths_of_columns
 
 _UNCHUNKED_BYTES = 1 << 20
 """The approximate size of the blocks in which a dataset without chunks is decoded, if `pread` cannot read it."""
@@ -104,52 +106,40 @@ class FileSegment(NamedTuple):
     layouts: Mapping[str, DatasetLayout]
 
 
-def split_paths(datasets: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Returns the files, and the pattern of the datasets of each column; both may be patterns."""
-    files: dict[str, list[str]] = {}
-    patterns: dict[str, str] = {}
-    for name, path in datasets.items():
-        components = path.split("/")
-        numbers = range(1, len(components) + 1)
-        # A server of HTTP may answer for a folder, too.
-        for number in reversed(numbers) if is_url(path) and not Url.of(path).can_list else numbers:
-            if found := _matching_files("/".join(components[:number])):
-                break
-        else:
-            raise FileNotFoundError(2, "No HDF5 file is at the beginning of the path", path)
-        files[name], patterns[name] = list(found), "/".join(components[number:]).strip("/")
-        if not patterns[name]:
-            raise ValueError(
-                f"The path of a column must be that of a file and a dataset in it, such as 'train.h5/images', got "
-                f"{path!r} for {name!r}."
-            )
-    first, *others = files
-    for name in others:
-        if files[name] != files[first]:
-            raise ValueError(
-                f"All columns must be in the same files, got {files[first]} for {first!r}, but {files[name]} for "
-                f"{name!r}."
-            )
-    return files[first], patterns
+def datasets_of_group(paths: Any, columns: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
+    """Returns the files that paths select, and for each column the name of the dataset in one group of all of them.
+
+    Without names, these are the datasets in the group of the first file that have as many rows as the largest one.
+    """
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    split = [split_path(os.fsdecode(path)) for path in given]
+    if len({group for _, group in split}) != 1:
+        raise ValueError(f"datasets must be a mapping, or paths with one group for all files, got {paths!r}.")
+    files, group = list(dict.fromkeys(file for found, _ in split for file in found)), split[0][1]
+    names = _largest_datasets(files[0], group) if columns is None else columns
+    return files, {name: f"{group}/{name}".strip("/") for name in names}
 
 
-def _matching_files(path: str) -> list[str]:
-    """Returns the regular files or objects that a path, URL or pattern means, sorted."""
-    name = absolute_path(path)
-    if is_url(name):
-        try:
-            can_list = Url.of(name).can_list
-        except ValueError:  # A bucket.
-            return []
-        if not GLOB.search(name):
-            return [name] if exists(name) else []
-        try:
-            return [file.path for file in resolve_paths(name, "HDF5")] if can_list else []
-        except FileNotFoundError:
-            return []
-    if os.path.isfile(name):  # noqa: PTH113
-        return [name]
-    return list(filter(os.path.isfile, glob_paths(path)))
+def _largest_datasets(path: str, group: str) -> list[str]:
+    identity = identify(path, "HDF5")
+    below: list[str] = []
+    try:
+        with h5py_module().File(content_of(path, identity), "r") as file:
+            parent = file.get(group or "/")
+            members = dict(parent.items()) if hasattr(parent, "items") else {}
+            sizes = {name: value.shape for name, value in members.items() if getattr(value, "shape", None)}
+            if not sizes:
+                file.visititems(lambda name, value: below.append(name) if hasattr(value, "shape") else None)
+    except OSError as error:
+        raise _damaged(path, error) from error
+    if not sizes:
+        found = below[0] if below else "NAME"
+        raise ValueError(
+            f"There is no dataset directly in {group or '/'!r} of {path!r}. Write the paths of the columns, which may "
+            f"be patterns: Hdf5DataSource({{'x': {f'{path}/{found}'!r}}})."
+        )
+    rows = sizes[max(sizes, key=lambda name: math.prod(sizes[name]))][0]
+    return [name for name, shape in sizes.items() if shape[0] == rows]
 
 
 def h5py_module() -> Any:
@@ -163,20 +153,19 @@ def h5py_module() -> Any:
 def inspect_file(path: str, content: str | RawFile, patterns: Mapping[str, str]) -> list[FileSegment]:
     h5py = h5py_module()
     try:
-        with h5py.File(content, "r") as file, _raw_file(content) as raw:
+        raw_file = io.FileIO(content) if isinstance(content, str) else contextlib.nullcontext(content)
+        with h5py.File(content, "r") as file, raw_file as raw:
             return _segments(h5py, file, patterns, raw)
     except (DataSourceError, PermissionError):
         raise
     except _UnsupportedError as error:
         raise ValueError(f"Cannot read {path!r}: {error}.") from None
     except Exception as error:  # h5py raises errors of many types for damaged files.
-        raise DataSourceError(
-            f"Cannot open {path!r}: it is not an HDF5 file, is damaged, or was truncated: {error}."
-        ) from error
+        raise _damaged(path, error) from error
 
 
-def _raw_file(content: str | RawFile) -> contextlib.AbstractContextManager[io.RawIOBase]:
-    return io.FileIO(content) if isinstance(content, str) else contextlib.nullcontext(content)
+def _damaged(path: str, error: Exception) -> DataSourceError:
+    return DataSourceError(f"Cannot open {path!r}: it is not an HDF5 file, is damaged, or was truncated: {error}.")
 
 
 class _UnsupportedError(Exception):
@@ -518,7 +507,10 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
             `"train.h5/images"`. Both may be patterns, such as `"demos-*.hdf5/data/*/obs/image"`; their matches are
             sorted by name, and concatenated. A `str` may begin with the URL of a file, such as `"s3://bucket/a.h5/x"`,
             whose rows and chunks are requested together. All columns must be in the same files, and have the same
-            matches of the patterns in the names, and the same numbers of rows.
+            matches of the patterns in the names, and the same numbers of rows. Or the path of a file, of a group in it
+            or of several files, whose datasets are columns by their names.
+        columns: the names of datasets in a file or group that are columns; None for those that are directly in it, and
+            have as many rows as the largest one.
         cache_bytes: the memory, in bytes, for decoded chunks per process, besides those that are being read.
 
     Attributes:
@@ -531,7 +523,7 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
         ImportError: h5py is not installed: `pip install 'millstream[hdf5]'`.
         FileNotFoundError, PermissionError, …: a file cannot be found or read.
         DataSourceError: a file is not an HDF5 file, is damaged, or was cut short.
-        TypeError: datasets that are not a mapping of names to paths.
+        TypeError: datasets that are neither paths nor a mapping of names to paths.
         ValueError: no dataset matches a pattern; columns differ in their files, matches or numbers of rows; datasets of
             a column differ in dtype or shape; a dataset has lists of variable length, references, a type without a
             NumPy dtype, a filter that h5py lacks, or its values in other files; a file is open for writing in this
@@ -549,10 +541,20 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
     kind = "HDF5"
     descriptors_per_file: ClassVar[int] = 2  # h5py takes another one.
 
-    def __init__(self, datasets: Mapping[str, str | os.PathLike[str]], *, cache_bytes: int = 1 << 28) -> None:
+    def __init__(
+        self,
+        datasets: Mapping[str, str | os.PathLike[str]] | str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        columns: Sequence[str] | None = None,
+        cache_bytes: int = 1 << 28,
+    ) -> None:
         h5py_module()  # It raises ImportError here, and not after the search for files.
         self._cache_bytes = as_integer(cache_bytes, "cache_bytes", minimum=0)
-        files, self._patterns = split_paths(paths_of_columns(datasets, "datasets", "train.h5/images"))
+        if isinstance(datasets, Mapping):
+            check_no_columns_beside(columns, "datasets")
+            files, self._patterns = split_paths(paths_of_columns(datasets, "datasets", "train.h5/images"))
+        else:
+            files, self._patterns = datasets_of_group(datasets, checked_columns(columns))
         self._segments: dict[str, list[FileSegment]] = {}
         super().__init__(files)
         self._index_segments()

@@ -1,6 +1,8 @@
 """The records of Hugging Face datasets, read from the buffers of their Arrow tables."""
 
+import copy
 import dataclasses
+import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, final
@@ -13,6 +15,8 @@ from millstream.sources.arrow.columns import Column, Rows
 from millstream.sources.arrow.tables import ArrowTable, Decoded, dicts_or_error, records_of
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.digests import FINGERPRINT_RECORDS, updated_crc
+from millstream.sources.files.byte_files import identify
+from millstream.sources.files.paths import absolute_path, resolve_paths
 from millstream.sources.reads import explained
 
 
@@ -33,12 +37,15 @@ class HuggingFaceDataSource(ReadsBatches):
     receive the names of the files of a mapped dataset, or all rows of a dataset in memory.
 
     Args:
-        dataset: a `datasets.Dataset`, with at least one column.
+        dataset: a `datasets.Dataset`, with at least one column; or the path of one: the folder that `save_to_disk`
+            wrote, or Arrow files, such as `"data-*.arrow"`.
 
     Raises:
+        ImportError: a path, and `datasets` is not installed: `pip install 'millstream[huggingface]'`.
+        FileNotFoundError, PermissionError, …: a file cannot be found or read.
         TypeError: it is another object, such as a `DatasetDict`, an `IterableDataset`, or a dataset with
             `with_transform`.
-        ValueError: it has no columns.
+        ValueError: it has no columns, or a folder has several splits.
 
     Reading raises DataSourceError, with the file and the record, for damaged values.
 
@@ -53,9 +60,13 @@ class HuggingFaceDataSource(ReadsBatches):
     """
 
     def __init__(self, dataset: Any) -> None:
+        paths = dataset if isinstance(dataset, list) and dataset else [dataset]
+        if all(isinstance(path, str | os.PathLike) for path in paths):
+            dataset = _saved_dataset(dataset)
         self._dataset = dataset
         self._names = _checked_columns(dataset)
         self._num_records = len(dataset)
+        self._is_converted = False
         self._tables: _Tables | None = None
 
     def __len__(self) -> int:
@@ -73,6 +84,15 @@ class HuggingFaceDataSource(ReadsBatches):
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_tables": None}
+
+    def for_conversion(self) -> "HuggingFaceDataSource":
+        """Returns a source that has images and audio as the bytes of their files, and names of classes beside labels.
+
+        The name of a label is in `NAME_name`.
+        """
+        other = copy.copy(self)
+        other._is_converted, other._tables = True, None  # noqa: SLF001  (of this class)
+        return other
 
     @property
     def origin(self) -> str:
@@ -134,9 +154,13 @@ class HuggingFaceDataSource(ReadsBatches):
             table = None if indices is None else ArrowTable.of(indices.table, [indices.table.column_names[0]])
             columns = dict(data.columns)
             for name, column in data.columns.items():
-                decode = _decoder(self._dataset.features[name])
+                feature = self._dataset.features[name]
+                decode = _decoder(feature)
                 if decode is not None:
+                    decode = _file_content if self._is_converted and hasattr(feature, "decode_example") else decode
                     columns[name] = Decoded(column, decode, f"decoded {column.type_name}")
+                if self._is_converted and isinstance(classes := getattr(feature, "names", None), list):
+                    columns[f"{name}_name"] = Decoded(column, _ClassNames(tuple(classes)), "name")
             self._tables = _Tables(data, table, columns)
         return self._tables
 
@@ -147,6 +171,32 @@ class _Tables(NamedTuple):
     data: ArrowTable
     indices: ArrowTable | None
     columns: Mapping[str, Column]
+
+
+def _saved_dataset(paths: Any) -> Any:
+    """Returns the dataset that `save_to_disk` has written to a folder, or that of Arrow files."""
+    try:
+        import datasets  # noqa: PLC0415  (lazy: an optional package)
+    except ImportError as error:
+        raise ImportError(
+            "Cannot open saved datasets without Hugging Face's library: pip install 'millstream[huggingface]'."
+        ) from error
+    folder = absolute_path(os.fsdecode(paths)) if isinstance(paths, str | os.PathLike) else ""
+    if not os.path.isdir(folder):  # noqa: PTH112  (paths are strings throughout)
+        files = [file.path for file in resolve_paths(paths, "Arrow")]
+        for file in files:
+            identify(file, "Arrow")
+        try:
+            return datasets.concatenate_datasets([datasets.Dataset.from_file(file) for file in files])
+        except (OSError, ValueError) as error:
+            raise DataSourceError(f"Cannot open {files[0]!r}: {str(error).rstrip('.')}. Restore the file.") from error
+    found = datasets.load_from_disk(folder)
+    if isinstance(found, datasets.DatasetDict):
+        if len(found) != 1:
+            splits = ", ".join(repr(f"{folder.rstrip('/')}/{name}") for name in found)
+            raise ValueError(f"{folder!r} has {len(found)} splits. Pass the folder of one of them: {splits}.")
+        (found,) = found.values()
+    return found
 
 
 def _checked_columns(dataset: Any) -> list[str]:
@@ -183,6 +233,25 @@ def _decoder(feature: Any) -> Callable[[Any], Any] | None:
     inner = feature[0] if isinstance(feature, list | tuple) and feature else getattr(feature, "feature", None)
     decode_inner = None if inner is None else _decoder(inner)
     return None if decode_inner is None else _ListDecoder(decode_inner)
+
+
+def _file_content(value: Mapping[str, Any]) -> bytes:
+    """Returns the content of an image or a recording, given its stored value."""
+    content: bytes | None = value["bytes"]
+    if content is None:
+        with open(value["path"], "rb") as file:  # noqa: PTH123  (paths are strings throughout)
+            return file.read()
+    return content
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _ClassNames:
+    """Returns the name of a label, and nothing for -1, which stands for a missing one."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, label: int) -> str:
+        return self.names[label] if 0 <= label < len(self.names) else ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -292,7 +292,7 @@ class TfdsDataSource(Closing, ReadsBatches):
         dataset: the folder of a prepared dataset, which contains `dataset_info.json` (`~` is expanded), or a builder of
             `tensorflow_datasets`.
         split: the name of a split, with an optional slice, or several of these joined by `+`: "train", "train[:80%]",
-            "train[100:200]+test", "all".
+            "train[100:200]+test", "all"; None if there is only one.
 
     Raises:
         FileNotFoundError, PermissionError, …: the folder, or a file of the split, is missing or cannot be read.
@@ -309,13 +309,19 @@ class TfdsDataSource(Closing, ReadsBatches):
         (5, {'label': np.int64(1)})
     """
 
-    def __init__(self, dataset: Any, split: str) -> None:
-        if not isinstance(split, str):
+    def __init__(self, dataset: Any, split: str | None = None) -> None:
+        if not isinstance(split, str | None):
             raise TypeError(f"split must be a str, such as 'train' or 'train[:80%]', got {type(split).__name__}.")
         folder = _folder_of(dataset)
         file_format, splits = _described(
             folder, "dataset_info.json", lambda info: _splits_of(info, folder), (*_DAMAGE, ValueError)
         )
+        if split is None and len(splits) != 1:
+            raise ValueError(
+                f"split must be one of {', '.join(map(repr, splits))}, or 'all', because {folder!r} has several. Write "
+                f"millstream.TfdsDataSource({folder!r}, {next(iter(splits), 'all')!r})."
+            )
+        split = next(iter(splits)) if split is None else split
         self._split = split
         self._leaves = _described(folder, "features.json", leaves_of, _DAMAGE)
         self._stored = {leaf.name: leaf.stored for leaf in self._leaves}

@@ -1,6 +1,7 @@
 """Files that are a record each: images in folders of their classes, audio, documents, on a disk or in a bucket."""
 
 import contextlib
+import copy
 import errno
 import itertools
 import os
@@ -325,15 +326,26 @@ class ImageFolderDataSource(FileDataSource):
                 )
         found = [names.get(class_name, []) for class_name in self.classes]
         self.labels = np.repeat(np.arange(len(found)), [*map(len, found)])
+        self._has_names = False
         self._keep_names(folder, [folder + image for images in found for image in images])
 
     def __getitems__(self, record_keys: RecordKeys) -> list[dict[str, Any]]:
         """Returns the records of the keys, in their order; keys may repeat."""
         keys = checked_record_keys(record_keys, len(self))
         _, images = self._read(keys)
-        return [
+        records: list[dict[str, Any]] = [
             {"image": image, "label": label} for image, label in zip(images, self.labels[keys].tolist(), strict=True)
         ]
+        if self._has_names:
+            for record in records:
+                record["label_name"] = self.classes[record["label"]]
+        return records
+
+    def for_conversion(self) -> "ImageFolderDataSource":
+        """Returns a source whose records also have the name of their class, as `label_name`."""
+        named = copy.copy(self)
+        named._has_names = True  # noqa: SLF001  (of this class)
+        return named
 
     def __repr__(self) -> str:
         root = self._root.rstrip("/") or "/"

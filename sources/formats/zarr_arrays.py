@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -23,7 +24,7 @@ from millstream.sources.pieces import window_units
 from millstream.sources.reads import LibraryReadError, OpenedHere, read_naming_failures
 from millstream.sources.remote.object_clients import ATTEMPTS, FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS
 from millstream.sources.remote.urls import is_url, with_other_name
-from millstream.sources.source_checks import paths_of_columns
+from millstream.sources.source_checks import check_no_columns_beside, checked_columns, paths_of_columns
 
 _MAX_NAMES = 20
 """The maximum number of arrays of a group that an error names."""
@@ -49,7 +50,10 @@ class ZarrDataSource(ReadsBatches):
     Args:
         arrays: for each column, the path of an array (`~` is expanded); or, as a `str`, a URL of `gs://`, `s3://`,
             `http://` or `https://`, which TensorStore reads with its own credentials. Arrays of a group have the path
-            of the group, followed by their names: `"era5.zarr/t2m"`.
+            of the group, followed by their names: `"era5.zarr/t2m"`. Or the path of a group, whose arrays are columns
+            by their names, or of a single array.
+        columns: the names of the arrays of a group that are columns; None, for a local group, for those that are
+            directly in it and have as many rows as the largest one, without coordinates of other axes.
         cache_bytes: the memory, in bytes, for decoded chunks per process.
 
     Attributes:
@@ -61,7 +65,7 @@ class ZarrDataSource(ReadsBatches):
         ImportError: TensorStore is not installed: `pip install 'millstream[zarr]'`.
         FileNotFoundError: there is no array at a path.
         DataSourceError: the metadata of an array is damaged, or it has a data type or codec that TensorStore lacks.
-        TypeError: arrays that are not a mapping of names to paths.
+        TypeError: arrays that are neither a path nor a mapping of names to paths.
         ValueError: there are no columns, one is a group, an array has no axis, or columns differ in the numbers of
             rows.
 
@@ -75,8 +79,18 @@ class ZarrDataSource(ReadsBatches):
         (10, (8, 8), np.int32(7))
     """
 
-    def __init__(self, arrays: Mapping[str, str | os.PathLike[str]], *, cache_bytes: int = 1 << 28) -> None:
-        paths = paths_of_columns(arrays, "arrays", "train.zarr/x")
+    def __init__(
+        self,
+        arrays: Mapping[str, str | os.PathLike[str]] | str | os.PathLike[str],
+        *,
+        columns: Sequence[str] | None = None,
+        cache_bytes: int = 1 << 28,
+    ) -> None:
+        if isinstance(arrays, str | os.PathLike):
+            paths = _arrays_of_group(os.fsdecode(arrays), checked_columns(columns))
+        else:
+            check_no_columns_beside(columns, "arrays")
+            paths = paths_of_columns(arrays, "arrays", "train.zarr/x")
         self._urls = {column: absolute_path(path) for column, path in paths.items()}
         self._cache_bytes = as_integer(cache_bytes, "cache_bytes", minimum=0)
         self._metadata: dict[str, str] = {}
@@ -172,17 +186,14 @@ def _open_array(tensorstore: Any, url: str, context: Any) -> Any:
             {"driver": "auto", "kvstore": store}, read=True, recheck_cached_data=False, context=context
         ).result()
     except (ValueError, OSError, RuntimeError) as error:
-        names = [] if is_url(url) else list(itertools.islice(_arrays_below(folder), _MAX_NAMES))
+        names = [] if is_url(url) else [name for name, _ in itertools.islice(_arrays_below(folder), _MAX_NAMES)]
         if names:
-            listed = ", ".join(repr(folder + name) for name in names)
-            raise ValueError(
-                f"A column must be an array, but {url!r} is a group. Write one of its arrays: {listed}."
-            ) from error
+            raise _group_error(url, names) from error
         if "Failed to detect format" in str(error):
             raise FileNotFoundError(2, "No Zarr or N5 array", url) from error
         raise DataSourceError(
             f"Cannot open the array {url!r}: {_reason(error)}. Restore it if it is damaged. If it has a data type or a "
-            "codec that TensorStore lacks, write it again with another one."
+            "codec that TensorStore lacks, write it again with another one, or name other arrays: columns=[...]."
         ) from error
     if not array.ndim:
         raise ValueError(f"The array {url!r} must have one row per record, got an array without axes.")
@@ -191,23 +202,60 @@ def _open_array(tensorstore: Any, url: str, context: Any) -> Any:
     return array.T if array.spec().to_json()["driver"] == "n5" else array
 
 
-def _arrays_below(folder: str, name: str = "", depth: int = 3) -> Iterator[str]:
-    """Yields the names of the arrays in a local group and its groups, of a few levels."""
+def _group_error(url: str, names: Sequence[str]) -> ValueError:
+    listed = ", ".join(repr(f"{url.rstrip('/')}/{name}") for name in names)
+    return ValueError(f"A column must be an array, but {url!r} is a group. Write one of its arrays: {listed}.")
+
+
+def _joined(name: str, folder: str) -> str:
+    return f"{folder}/{name}"
+
+
+def _arrays_of_group(path: str, columns: Sequence[str] | None) -> dict[str, str]:
+    """Returns the paths of arrays of a group by their names; without names, those with the rows of the largest one."""
+    folder = path.rstrip("/")
+    if columns is not None:
+        return {name: with_other_name(folder, partial(_joined, name)) for name in columns}
+    if is_url(path):
+        name = folder.rpartition("/")[2]
+        raise ValueError(
+            f"The names of arrays in a store must be given. Write ZarrDataSource({path!r}, columns=['NAME', …]) for a "
+            f"group, or ZarrDataSource({{{name!r}: {path!r}}}) for an array."
+        )
+    local = absolute_path(folder)
+    shapes = dict(_arrays_below(local, depth=1))
+    if not shapes:
+        if names := [name for name, _ in itertools.islice(_arrays_below(local), _MAX_NAMES)]:
+            raise _group_error(folder, names)
+        return {local.rpartition("/")[2].partition(".")[0]: folder}  # An array, or else an error when it is opened.
+    rows = shapes[max(shapes, key=lambda name: math.prod(shapes[name]) if shapes[name] else 0)][:1]
+    return {name: f"{folder}/{name}" for name, shape in shapes.items() if shape[:1] == rows}
+
+
+def _arrays_below(folder: str, name: str = "", depth: int = 3) -> Iterator[tuple[str, list[int]]]:
+    """Yields the names and shapes of the arrays in a local group and its groups, of a few levels."""
     with contextlib.suppress(OSError):
         for member in sorted(os.listdir(folder)):  # noqa: PTH208  (paths are strings throughout)
             path, full = os.path.join(folder, member), f"{name}{member}"  # noqa: PTH118
-            if _is_array(path):
-                yield full
+            if (shape := _shape_of_array(path)) is not None:
+                yield full, shape
             elif depth > 1 and os.path.isdir(path):  # noqa: PTH112
                 yield from _arrays_below(path, f"{full}/", depth - 1)
 
 
-def _is_array(folder: str) -> bool:
-    for name, key in ((".zarray", "shape"), ("zarr.json", "chunk_grid"), ("attributes.json", "blockSize")):
-        with contextlib.suppress(OSError, ValueError):
-            if key in json.loads(Path(folder, name).read_bytes()):
-                return True
-    return False
+def _shape_of_array(folder: str) -> list[int] | None:
+    """Returns the shape of a local array, by its metadata, or None if the folder is not an array."""
+    for name, shape, other in (
+        (".zarray", "shape", "chunks"),
+        ("zarr.json", "shape", "chunk_grid"),
+        ("attributes.json", "dimensions", "blockSize"),
+    ):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            metadata = json.loads(Path(folder, name).read_bytes())
+            if shape in metadata and other in metadata:
+                sizes = list(map(int, metadata[shape]))
+                return sizes[::-1] if name == "attributes.json" else sizes
+    return None
 
 
 def _chunks(array: Any, path: str) -> list[str]:

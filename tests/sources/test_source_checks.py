@@ -1,14 +1,16 @@
 """Sources are accepted, everything else is refused with the call to write instead; each format has one class."""
 
-import glob
-import re
+import shutil
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import millstream
@@ -34,12 +36,12 @@ NOT_SOURCES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Path("a/x"),
         r"got .*Path: .*ImageFolderDataSource\('a/x'\) for a folder .* millstream\.FileDataSource\('a/x'\) if each",
     ),
-    "HDF5": (lambda: "a.h5", r"Hdf5DataSource\(\{'x': 'a\.h5/NAME'\}\)"),
-    "Zarr": (lambda: "era.zarr/", r"ZarrDataSource\(\{'x': 'era\.zarr/"),
+    "HDF5": (lambda: "a.h5", r"Hdf5DataSource\('a\.h5'\)"),
+    "Zarr": (lambda: "era.zarr/", r"ZarrDataSource\('era\.zarr/'\)"),
     "Lance": (lambda: Path("a.lance"), r"LanceDataSource\('a\.lance'\)"),
-    "Arrow file": (lambda: "a.arrow", r"HuggingFaceDataSource\(datasets\.Dataset\.from_file\('a\.arrow'\)\)"),
-    "npz": (lambda: "x.npz", r"InMemoryDataSource\(dict\(numpy\.load\('x\.npz'\)\)\)"),
-    "TSV": (lambda: "a.tsv", r"CsvDataSource\('a\.tsv', delimiter='\\t'\)"),
+    "Arrow file": (lambda: "a.arrow", r"HuggingFaceDataSource\('a\.arrow'\)"),
+    "npz": (lambda: "x.npz", r"InMemoryDataSource\('x\.npz'\)"),
+    "TSV": (lambda: "a.tsv", r"CsvDataSource\('a\.tsv'\)"),
     "audio": (lambda: "audio/*.WAV", r"FileDataSource\('audio/\*\.WAV'\)"),
     "images": (lambda: "s3://bucket/**/*.jpg", r"FileDataSource\('s3://bucket/\*\*/\*\.jpg'\)"),
     "tuple of columns": (lambda: (np.zeros((9, 2)), np.arange(9)), r"got tuple: .*InMemoryDataSource\(\{'x': x"),
@@ -74,17 +76,16 @@ NOT_SOURCES: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("name", NOT_SOURCES)
 def test_what_is_not_a_source_is_refused_with_the_right_way(name: str) -> None:
-    """DataLoader and load refuse what is not a source, with its kind and the code to write."""
+    """DataLoader and load refuse what is not a source, with its kind and the code to write; load opens paths."""
     make, message = NOT_SOURCES[name]
-    # `load` reads paths of formats that need nothing else.
-    is_opened = name in {"text", "TFRecord", "JSON Lines", "archive"}
-    with pytest.raises(
-        FileNotFoundError if is_opened else TypeError,
-        match="No such" if is_opened else f"^data_source must be a source of records, {message}|{message}",
-    ):
-        millstream.load(make())
     with pytest.raises(TypeError, match=message):
         millstream.DataLoader(data_source=make(), sampler=millstream.IndexSampler(1))
+    if name in {"path", "images"} or not isinstance(make(), str | Path):
+        with pytest.raises(TypeError, match=f"^data_source must be a source of records, {message}|{message}"):
+            millstream.load(make()) if name != "images" else millstream.MapDataset.source(make())
+    elif name != "Lance":  # Its library keeps descriptors.
+        with pytest.raises((FileNotFoundError, ValueError), match=r"No |not found"):
+            millstream.load(make())
 
 
 @pytest.mark.parametrize(
@@ -108,42 +109,104 @@ def test_sources_are_taken_as_they_are(value: Any) -> None:
     assert len(list(millstream.load(value, num_epochs=1))) == len(value)
 
 
-FOLDERS = {
-    "photos": (["dog/1.JPG", "cat/2.jpg"], "millstream.ImageFolderDataSource('{}')"),
-    "saved": (["state.json", "data-0.arrow"], "millstream.HuggingFaceDataSource(datasets.load_from_disk('{}'))"),
-    "tfds": (["dataset_info.json", "features.json"], "millstream.TfdsDataSource('{}', 'train')"),
-    "mds": (["index.json", "shard.00000.mds"], "millstream.MdsDataSource('{}')"),
-    "group": ([".zgroup", "t/.zarray"], "millstream.ZarrDataSource({{'x': '{}/t'}})"),
-    "array": (["zarr.json", "c/0"], "millstream.ZarrDataSource({{'x': '{}'}})"),
-    "rows": (["_versions/1", "data/x"], "millstream.LanceDataSource('{}')"),
-    "tables": (["0.parquet", "1.parquet"], "millstream.ParquetDataSource('{}/*.parquet')"),
-    "audio [2]": (["0.wav", "1.wav"], "millstream.FileDataSource('{}/*.wav')"),
+LIBRARIES = Path(__file__).with_name("files_of_libraries")
+
+
+def write_paths(folder: Path) -> None:
+    """Writes data of the formats that `files_of_libraries` lacks."""
+    for name in ("dog/1.JPG", "cat/2.jpg", "cat/3.jpg"):
+        (folder / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "photos" / name).write_bytes(b"JPEG")
+    datasets.Dataset.from_dict({"a": [1, 2]}).save_to_disk(folder / "saved")
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict({"a": [1, 2]})}).save_to_disk(folder / "splits")
+    for number in range(2):
+        for table in ("tables/{}.parquet", "hive/year={}/0.parquet", "lines/{}.jsonl", "audio [2]/{}.wav"):
+            path = folder / table.format(number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text('{"a": 1}\n')
+            if path.suffix == ".parquet":
+                pq.write_table(pa.table({"a": [number]}), path)
+    (folder / "hive" / "_SUCCESS").touch()
+    (folder / "a.tsv").write_text("a\tb\n1\t2\n3\t4\n")
+    np.savez(folder / "x.npz", x=np.arange(6).reshape(2, 3), y=np.arange(2))
+    np.save(folder / "x.npy", np.arange(2))
+    for name, original in {"array.h5": "hdf5.h5", "unnamed": "hdf5.h5"}.items():
+        shutil.copy(LIBRARIES / original, folder / name)
+    shutil.copytree(LIBRARIES / "zarr3.zarr", folder / "group")
+    shutil.copytree(LIBRARIES / "lance", folder / "rows")
+    shutil.copy(next((folder / "saved").glob("*.arrow")), folder / "no extension")
+
+
+PATHS = {
+    "photos": ("ImageFolderDataSource", 3),
+    "saved": ("HuggingFaceDataSource", 2),
+    "splits": ("HuggingFaceDataSource", 2),
+    "saved/*.arrow": ("HuggingFaceDataSource", 2),
+    "tables": ("ParquetDataSource", 2),
+    "hive": ("ParquetDataSource", 2),
+    "lines": ("JsonLinesDataSource", 2),
+    "audio [2]": ("FileDataSource", 2),
+    "photos/*/*.jpg": ("FileDataSource", 2),
+    "a.tsv": ("CsvDataSource", 2),
+    "x.npz": ("InMemoryDataSource", 2),
+    "x.npy": ("InMemoryDataSource", 2),
+    "unnamed": ("Hdf5DataSource", None),
+    "array.h5": ("Hdf5DataSource", None),
+    "group": ("ZarrDataSource", None),
+    f"{LIBRARIES}/zarr2.zarr": ("ZarrDataSource", None),
+    f"{LIBRARIES}/zarr3.zarr/rows": ("ZarrDataSource", None),
+    "rows": ("LanceDataSource", None),
+    f"{LIBRARIES}/mds": ("MdsDataSource", None),
+    f"{LIBRARIES}/tfds/small/1.0.0": ("TfdsDataSource", None),
 }
-"""Files in a folder, and the call that reads it."""
+"""The class that reads each path, and the number of records that are written here."""
 
 
-@pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_is_refused_with_the_source_of_what_it_contains(name: str, tmp_path: Path) -> None:
-    """Python and the command line name the class; what it contains tells the kind of a folder."""
-    names, expected = FOLDERS[name]
-    for file in names:
-        (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name / file).touch()
-    call = expected.format(glob.escape(str(tmp_path / name)))
-    with pytest.raises(TypeError, match=re.escape(f"Write {call} to read its records.")):
-        millstream.load(tmp_path / name)
-    if "*" not in call:
-        assert f"write {call} to read it" in run_here("inspect", name, folder=tmp_path, status=1)[1]
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data of all formats."""
+    folder = tmp_path_factory.mktemp("paths")
+    write_paths(folder)
+    return folder
 
 
-def test_a_file_without_an_extension_is_read_by_its_content(tmp_path: Path) -> None:
-    """Its first bytes tell; a command names the class for a format that commands do not read."""
-    (tmp_path / "lines").write_text('{"a": 1}\n')
-    assert list(millstream.load(tmp_path / "lines", num_epochs=1)) == [{"a": 1}]
-    with pytest.raises(TypeError, match=r"JsonLinesDataSource\('.*/lines'\)"):
-        millstream.MapDataset.source(tmp_path / "lines")  # type: ignore[arg-type]  # refused
-    (tmp_path / "x.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
-    assert "write millstream.Hdf5DataSource({'x': '" in run_here("inspect", "x.h5", folder=tmp_path, status=1)[1]
+@pytest.mark.third_party
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_of_any_format_is_read(path: str, paths: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`load` and `inspect` know files and folders by name or content, and DataLoader names the class."""
+    monkeypatch.chdir(paths)
+    name, count = PATHS[path]
+    records = list(millstream.load(path, num_epochs=1))
+    assert len(records) == count if count is not None else records
+    printed, _ = run_here("inspect", path, folder=paths)
+    assert f"read by millstream.{name}" in printed
+    assert f"records   {len(records)}" in printed
+    with pytest.raises(TypeError, match=rf"Write millstream\.{name}\('"):
+        millstream.DataLoader(data_source=path, sampler=millstream.IndexSampler(1))
+
+
+def test_groups_of_arrays_are_columns_by_their_names(tmp_path: Path) -> None:
+    """These are the arrays with the rows of the largest one, or the named ones; of patterns of files, of all."""
+    for number in range(2):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"], file["y"], file["scale"] = np.zeros((3, 4)), np.arange(3) + 3 * number, np.zeros(2)
+            file["episodes/a/x"] = np.ones((5, 2))
+    source = millstream.Hdf5DataSource(f"{tmp_path}/*.h5")
+    assert (len(source), [*source[4]], source[4]["y"]) == (6, ["x", "y"], 4)
+    files = [tmp_path / "1.h5", tmp_path / "0.h5"]
+    assert [record["y"] for record in millstream.Hdf5DataSource(files, columns=["y"]).__getitems__([0, 3])] == [3, 0]
+    assert millstream.Hdf5DataSource(tmp_path / "0.h5" / "episodes" / "a")[4]["x"].tolist() == [1, 1]
+    with pytest.raises(ValueError, match=r"no dataset directly in 'episodes' .* Hdf5DataSource\(\{'x': '.*/a/x'\}\)"):
+        millstream.Hdf5DataSource(tmp_path / "0.h5/episodes")
+    group = LIBRARIES / "zarr3.zarr"
+    source = millstream.ZarrDataSource(group, columns=["score", "deep/n"])
+    assert [*source[0]] == ["score", "deep/n"]
+    assert "score" in millstream.ZarrDataSource(group)[0]
+    with pytest.raises(ValueError, match=r"'gs://bucket/x' must|names of arrays in a store must be given.*columns="):
+        millstream.ZarrDataSource("gs://bucket/x")
+    for make, path in ((millstream.ZarrDataSource, group / "rows"), (millstream.Hdf5DataSource, tmp_path / "0.h5/x")):
+        with pytest.raises(ValueError, match="columns are for the path of a group"):
+            make({"x": path}, columns=["x"])
 
 
 def decoded(kind: Any, **members: Any) -> Any:

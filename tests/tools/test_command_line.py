@@ -174,7 +174,10 @@ def test_an_index_that_cannot_be_kept_is_an_error(tmp_path: Path, monkeypatch: p
     [
         (["inspect", "absent.txt"], "millstream: No such data file: '{folder}/absent.txt'"),
         (["inspect", "*.nothing"], "millstream: No data file matches the pattern: '{folder}/*.nothing'"),
-        (["inspect", "."], "millstream: '{folder}/.' is a directory. Pass its files, such as '{folder}/./*'."),
+        (
+            ["inspect", "mixed"],
+            "millstream: '{folder}/mixed' is a directory. Pass its files, such as '{folder}/mixed/*'.",
+        ),
         (["inspect", "zeros"], "millstream: Cannot tell the format of '{folder}/zeros' from its name or first"),
         (["inspect", "zeros", "--format=tfrecord"], "millstream: '{folder}/zeros' is not a TFRecord file"),
         (["inspect", "a.txt[3:2]"], "millstream: A range of records must have 0 <= start"),
@@ -184,6 +187,7 @@ def test_what_goes_wrong_is_a_sentence(arguments: list[str], words: str, tmp_pat
     """An error is one sentence on the standard error with exit status 1, and no traceback."""
     (tmp_path / "zeros").write_bytes(bytes(1000))
     (tmp_path / "a.txt").write_text("a\n")
+    (tmp_path / "mixed" / "b").mkdir(parents=True)
     printed, reported = run_here(*arguments, folder=tmp_path, status=1)
 
     assert printed == ""

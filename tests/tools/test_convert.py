@@ -1,5 +1,6 @@
 """`millstream convert`: what is written, in what form, and what happens when it is killed."""
 
+import io
 import json
 import os
 import resource
@@ -8,8 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import datasets
 import lance
 import numpy as np
+import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,6 +25,7 @@ from millstream import (
     DataSourceError,
     FixedLengthFeature,
     VariableLengthFeature,
+    decode_example,
     decode_examples,
 )
 from support.files.record_files import every_record, tfrecord_bytes, write_tfrecord
@@ -151,6 +155,47 @@ def test_tokens_are_written_once_and_read_by_both_sources(tmp_path: Path) -> Non
         *(f"t-0000{number}-of-00002.{extension}" for number in range(2) for extension in ("bin", "idx")),
         "tokenizer.py",
     ]
+
+
+def image_of(number: int) -> bytes:
+    """Returns a PNG whose pixels have one value."""
+    PIL.Image.new("L", (2, 2), number).save(written := io.BytesIO(), "PNG")
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("format_name", ["images", "files", "huggingface"])
+def test_folders_are_converted_with_the_names_of_their_classes(tmp_path: Path, format_name: str) -> None:
+    """Images are written as they are stored, so each is decoded once, by `decode_example` and the user's decoder."""
+    for number, name in enumerate(["cat", "dog", "dog"]):
+        (tmp_path / "photos" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "photos" / name / f"{number}.png").write_bytes(image_of(number))
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    columns = {"image": [str(path) for path in sorted((tmp_path / "photos").glob("*/*"))], "label": [0, 1, -1]}
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(tmp_path / "saved")
+    source = "saved" if format_name == "huggingface" else "photos" if format_name == "images" else "photos/**/*.png"
+
+    run_here("convert", source, f"--format={format_name}", "out.array_record", "--jobs=1", folder=tmp_path)
+
+    text = FixedLengthFeature((), bytes)
+    if format_name == "files":
+        wanted = {"path": text, "bytes": text}
+    else:
+        wanted = {"image": text, "label": FixedLengthFeature((), np.int64), "label_name": text}
+    records = [*map(decode_example(wanted).map, records_in(tmp_path / "out.array_record"))]
+    assert [record["bytes" if format_name == "files" else "image"] for record in records] == [*map(image_of, range(3))]
+    if format_name == "files":
+        assert records[2]["path"].endswith(b"photos/dog/2.png")
+    elif format_name == "images":
+        assert [(record["label"], record["label_name"]) for record in records] == [
+            (0, b"cat"),
+            (1, b"dog"),
+            (1, b"dog"),
+        ]
+    else:
+        assert [(one["label"], one["label_name"]) for one in records] == [(0, b"cat"), (1, b"dog"), (-1, b"")]
+    if format_name != "files":
+        run_here("convert", source, "again.array_record", "--jobs=1", folder=tmp_path)
+        assert (tmp_path / "again.array_record").read_bytes() == (tmp_path / "out.array_record").read_bytes()
 
 
 @pytest.mark.parametrize("made", [millstream.load(range(4)), millstream.MapDataset.range(4).to_iter_dataset()])

@@ -351,7 +351,10 @@ def test_what_cannot_be_read_is_an_error_at_construction(
 
 def test_columns_and_files_that_do_not_belong_together_are_errors(tmp_path: Path) -> None:
     """Other matches of a pattern, another dtype in another file, columns of different files, and no columns."""
-    wrong: list[tuple[Any, type[Exception], str]] = [({}, ValueError, "one column"), (["a"], TypeError, "a mapping of")]
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        ({}, ValueError, "one column"),
+        (["a"], FileNotFoundError, "No HDF5 file"),
+    ]
     for columns, error, message in wrong:
         with pytest.raises(error, match=message):
             Hdf5DataSource(columns)
