@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from millstream import grain_kinds
 from millstream.core.checks import as_flag, as_integer, as_options, named_arguments
@@ -123,7 +123,9 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         sampler: the order of the records: an `IndexSampler`, or anything with `sampler[position]`.
         operations: the operations to apply to each record, in order; a bare function is a `Map`. Operations after a
             `Batch` get batches.
-        worker_count: the number of worker processes, 0 for none; None for one per core that this process may use.
+        worker_count: the number of worker processes, 0 for none; None for one per core that this process may use;
+            "auto" to begin in this process, and to start, add and end workers while you train, as `docs/tuning.md`
+            explains. With a number above 0, operations never run in this process.
         worker_buffer_size: the number of finished batches that each worker keeps ready, at least 1. Quick ones count as
             one together, up to 10 ms of work, 1 MB and 2048 records.
         shard_options: the shard of each global batch to read; None for the sampler's, by default the complete batch.
@@ -174,7 +176,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         data_source: DataSource[Any],
         sampler: Sampler,
         operations: Operations = (),
-        worker_count: int | None = 0,
+        worker_count: int | Literal["auto"] | None = 0,
         worker_buffer_size: int = 1,
         shard_options: ShardOptions | None = None,
         read_options: ReadOptions | None = None,
@@ -196,7 +198,8 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             read_options = as_options(read_options, "read_options", ReadOptions)
         self._is_debugging = as_flag(debug, "debug")
         self._read_options = ReadOptions(num_threads=0) if self._is_debugging else read_options or ReadOptions()
-        num_workers = available_cores() if worker_count is None else as_integer(worker_count, "worker_count", 0)
+        self._chooses_workers = isinstance(worker_count, str) and not self._is_debugging
+        num_workers = self._checked_count(worker_count)
         num_workers = 0 if self._is_debugging else num_workers
         buffer_size = as_integer(worker_buffer_size, "worker_buffer_size", 1)
         self._workers = MultiprocessingOptions(
@@ -208,10 +211,10 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             from millstream.loader.cluster.options import RayWorkers  # noqa: PLC0415  (lazy: only clusters need it)
 
             check_kind(workers, "workers", RayWorkers)
-            if num_workers:
+            if num_workers or self._chooses_workers:
                 raise ValueError(
                     f"worker_count must be 0 with workers={workers}, which uses actors instead of processes, got "
-                    f"{num_workers}. Remove one of them."
+                    f"{worker_count}. Remove one of them."
                 )
         if self._is_debugging:
             self._ray_workers = None
@@ -219,6 +222,17 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         # Before any operation runs: an operation that counts its calls is described as it was built.
         self._declared = declared_by(self._pipeline)
         _ = self._stream
+
+    @staticmethod
+    def _checked_count(worker_count: int | str | None) -> int:
+        """Returns a number of workers; 0 if it is chosen at run time."""
+        if worker_count is None:
+            return available_cores()
+        if isinstance(worker_count, str):
+            if worker_count != "auto":
+                raise ValueError(f'worker_count must be a number, None or "auto", got {worker_count!r}.')
+            return 0
+        return as_integer(worker_count, "worker_count", 0)
 
     @property
     def data_source(self) -> DataSource[Any]:
@@ -446,6 +460,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             instrument=self._instrument(self._pipeline),
             ray_workers=self._ray_workers,
             front=DEBUGGED if self._is_debugging else ACTORS if self._ray_workers is not None else LOADER,
+            chooses_workers=self._chooses_workers,
         )
         self._plan = self._execution.plan
 

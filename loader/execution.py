@@ -8,19 +8,24 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.configuration import config
+from millstream.core.warn import log_warning
 from millstream.loader.measuring import LOADER, Front, Profiler
 from millstream.loader.pipeline.calls import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Instrument
+from millstream.loader.processes.launch_context import launch_context
 from millstream.loader.scheduling.executor import Executor
-from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS
 from millstream.loader.views import Insight, Measured, serve_if_requested
+from millstream.loader.workers.worker_choice import BATCH_SECONDS, ELEMENT_SECONDS, WorkerChoice
 
 if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
+    from millstream.loader.processes.pool_executor import PoolExecutor
     from millstream.loader.scheduling.feed import Feed
+    from millstream.loader.scheduling.schedule import Schedule
     from millstream.loader.threads.shared_threads import SharedThreads
     from millstream.loader.workers.shared_workers import SharedWorkers
     from millstream.loader.workers.warm_pools import WarmPools
@@ -42,10 +47,11 @@ class Execution:
         threads: the threads of this process if they are shared with other pipelines; None for its own.
         local_reading: the threads that run local operations in advance; None to run them on demand.
         parent: the execution that this one is an epoch of, whose workers it uses; None for its own.
+        chooses_workers: True if the number of workers is chosen at run time, instead of that of the options.
 
     Attributes:
         insight: the views of the pipeline, which know its iterators.
-        pools: the idle worker processes; None without workers.
+        choice: the number of workers that is chosen at run time; None for that of the options.
     """
 
     def __init__(
@@ -64,6 +70,7 @@ class Execution:
         threads: "SharedThreads | None" = None,
         local_reading: ReadOptions | None = None,
         parent: "Execution | None" = None,
+        chooses_workers: bool = False,
     ) -> None:
         if config.py_debug_mode:
             pipeline = dataclasses.replace(pipeline, measures_costs=True)
@@ -83,12 +90,10 @@ class Execution:
         if shared_workers is not None and not workers.num_workers:
             shared_workers.register(name, pipeline)
         # Modules are imported now: a trainer that changes its folder later must not import files from there.
-        self.pools: WarmPools[Any] | None = None
+        self._pools: WarmPools[Any] | None = None
         self._parent = parent
-        if parent is not None:
-            self.pools = parent.pools
-        elif workers.num_workers:
-            self.pools = self._pools_of(pipeline, reading)
+        if parent is None and workers.num_workers:
+            self._pools = self._pools_of(pipeline, reading)
         if self.pools is None:
             self._executor_here()
         self.profiler = profiler or Profiler(pipeline.labels)
@@ -96,7 +101,23 @@ class Execution:
             self.profiler.measure_costs()
         self.plan = Plan(pipeline, instrument or self.profiler.timed)
         cores = None if ray_workers is None else ray_workers.num_cores
-        self.insight = Insight(self.plan, self.profiler, workers, reading, front=front, num_cores=cores)
+        self.choice: WorkerChoice | None = None if parent is None else parent.choice
+        if chooses_workers:
+            self.choice = _first_choice(self.plan, workers)
+            # Workers are to compute the bytes that this process would.
+            self._launch_context = launch_context(limits_threads=False)
+        self.insight = Insight(
+            self.plan, self.profiler, workers, reading, front=front, num_cores=cores, choice=self.choice
+        )
+
+    @property
+    def pools(self) -> "WarmPools[Any] | None":
+        """The idle worker processes; None without workers, and before any were chosen."""
+        return self._pools if self._parent is None else self._parent.pools
+
+    @pools.setter
+    def pools(self, pools: "WarmPools[Any]") -> None:
+        self._pools = pools
 
     def of_epoch(self, pipeline: Pipeline, instrument: Instrument) -> "Execution":
         """Returns the execution of an epoch's pipeline. It uses the workers, measurements and errors of this one."""
@@ -137,8 +158,8 @@ class Execution:
             raise ValueError("This DataLoader is closed: build a new one.")
 
     def stop_idle_workers(self) -> None:
-        if self.pools is not None and self._parent is None:
-            self.pools.stop_idle()
+        if self._pools is not None:
+            self._pools.stop_idle()
 
     def close(self) -> None:
         """Closes the iterators, and stops the workers, now and in future."""
@@ -147,11 +168,11 @@ class Execution:
         deadline = time.monotonic() + CLOSE_SECONDS
         for iterator in self.insight.living_iterators():
             iterator.close_with_loader(deadline)
-        if self.pools is not None and self._parent is None:
-            self.pools.close()
+        if self._pools is not None:
+            self._pools.close()
 
     def _pools_of(self, pipeline: Pipeline, reading: ReadOptions) -> "WarmPools[Any]":
-        from millstream.loader.processes.fork_servers import FORK_SERVERS, launch_context  # noqa: PLC0415  (lazy: slow)
+        from millstream.loader.processes.fork_servers import FORK_SERVERS  # noqa: PLC0415  (lazy: slow)
         from millstream.loader.workers.process_settings import ProcessSettings  # noqa: PLC0415
         from millstream.loader.workers.warm_pools import WarmPools  # noqa: PLC0415
 
@@ -185,6 +206,8 @@ class Execution:
             # The iterators that the feed draws from may have begun work that an earlier leader was to dispatch.
             leads_again = self.pools is not None and self._shared_workers is not None and self._shared_workers.has_led
             self._feed.go_to(position[0].block, afresh=leads_again)
+        if self.choice is not None:
+            return self._auto_executor(position, self.choice)
         common: dict[str, Any] = {"profiler": self.profiler, "feed": self._feed}
         if self.pools is not None:
             common |= {"pools": self.pools, "options": self.workers}
@@ -204,6 +227,55 @@ class Execution:
             )
         return self._executor_here()(self.plan, position, feed=self._feed)
 
+    def _auto_executor(self, position: Position, choice: WorkerChoice) -> Executor:
+        from millstream.loader.workers.auto_executor import AutoExecutor  # noqa: PLC0415  (lazy, as above)
+
+        return AutoExecutor(
+            self.plan,
+            position,
+            make_here=self._executor_here(),
+            start_workers=functools.partial(self._chosen_workers, choice),
+            choice=choice,
+            profiler=self.profiler,
+        )
+
+    def _chosen_workers(
+        self, choice: WorkerChoice, position: Position, schedule: "Schedule", *, only_idle: bool
+    ) -> "PoolExecutor | None":
+        """Returns an executor with the chosen number of workers, or None if none are idle but they should be."""
+        pools = self.pools
+        if only_idle and (pools is None or not pools.idle):
+            return None
+        from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (lazy: slow to import)
+
+        if pools is None:
+            root = self if self._parent is None else self._parent
+            pools = root._pools = root._pools_to_choose(choice)  # noqa: SLF001  (its own class)
+            if self.insight.is_closed or root.insight.is_closed:
+                # Another thread, which did not see them, closed the loader.
+                pools.close()
+        options = dataclasses.replace(self.workers, num_workers=choice.limit)
+        return PoolExecutor(
+            self.plan, position, profiler=self.profiler, pools=pools, options=options, schedule=schedule
+        )
+
+    def _pools_to_choose(self, choice: WorkerChoice) -> "WarmPools[Any]":
+        """Returns pools that start with the number of workers that is chosen then."""
+        from millstream.loader.processes.pool import Pool  # noqa: PLC0415  (lazy: slow to import)
+        from millstream.loader.workers.process_settings import ProcessSettings, check_places_agree  # noqa: PLC0415
+        from millstream.loader.workers.warm_pools import WarmPools  # noqa: PLC0415
+
+        pipelines: dict[Hashable, Pipeline] = {self._name: self.pipeline}
+        check_places_agree(pipelines.values())
+        options = dataclasses.replace(self.workers, num_workers=choice.limit)
+        reading, context = self.reading, self._launch_context
+        return WarmPools(
+            lambda settings: Pool(
+                pipelines, options, reading, context, settings=settings, num_workers=choice.num_workers
+            ),
+            lambda: ProcessSettings.taken(pipelines.values()),
+        )
+
     def _executor_here(self) -> Callable[..., Executor]:
         """Returns a function that creates the executor of a plan that runs in this process."""
         if not self.reading.reads_ahead:
@@ -219,3 +291,19 @@ class Execution:
             threads=self._threads,
             local_reading=self._local_reading,
         )
+
+
+def _first_choice(plan: Plan, workers: MultiprocessingOptions) -> WorkerChoice:
+    """Returns the choice of the number of workers. It is none forever if workers might compute other bytes."""
+    makes_batches = any(operation.makes_batches for operation in plan.pipeline.operations)
+    choice = WorkerChoice(available_cores(), BATCH_SECONDS if makes_batches else ELEMENT_SECONDS)
+    reason = ""
+    if workers.worker_init_fn is not None:
+        reason = "worker_init_fn is not called in this process, which computes batches, too. Give a number of workers"
+    elif plan.source_is_stream:
+        reason = "the source may be a stream, which only one process can read"
+    if reason:
+        log_warning(f'worker_count="auto" uses no worker processes: {reason}.')
+    if reason or choice.limit == 1:
+        choice.stay(reason or "this process may use one core")
+    return choice

@@ -36,7 +36,7 @@ from millstream.loader.pipeline.calls import Blocks, Cursor, Outputs, Position
 from millstream.loader.pipeline.elements import Elements, FailedRecord, SourceEnded, seed_of
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.steps import copies_of_held, writable_copies
-from millstream.loader.scheduling.executor import Executor
+from millstream.loader.scheduling.executor import Executor, GivenUp
 from millstream.loader.threads.waiting import Watch, watch
 from millstream.loader.views import Insight, Inspectable, Measured
 from millstream.sharding import ShardOptions
@@ -487,12 +487,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
             if (outputs := executor.next_outputs()) is None:
                 self._finish()
                 return False
-            values = list(outputs.values)
-            if self._copies and self._execution.workers.num_workers:
-                values = writable_copies(values)
-            elif self._copies:
-                values = copies_of_held(self._plan.pipeline.source, values, outputs.origins)
-            outputs.values = values
+            outputs.values = values = self._owned_values(outputs)
             first, stop = outputs.first, len(values)
             self._start, self._outputs, self._values, self._row, self._stop = start, outputs, values, first, stop
             self._is_sound = True
@@ -501,11 +496,22 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         except BaseException as error:
             # The executor may be in any state: the next call creates another one at the same position.
             self._end()
+            if isinstance(error, GivenUp) and not self._is_closed:
+                # The next executor needs no workers.
+                return True
             if isinstance(error, Exception):
                 # If another thread closed the iterator, the error is a consequence.
                 self._check_open()
             raise
         return True
+
+    def _owned_values(self, outputs: Outputs) -> list[Any]:
+        """Returns the values of outputs, which the trainer may change."""
+        if not self._copies:
+            return list(outputs.values)
+        if self._execution.workers.num_workers:
+            return writable_copies(outputs.values)
+        return copies_of_held(self._plan.pipeline.source, outputs.values, outputs.origins)
 
     def _fetch(self) -> None:
         """Fetches outputs until one is not delivered; raises StopIteration at the end of the stream."""

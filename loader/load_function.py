@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ def load(
     drop_remainder: bool = False,
     pad_remainder: bool = False,
     batch_fn: Callable[[list[Any]], Any] | None = None,
-    worker_count: int | None = 0,
+    worker_count: int | Literal["auto"] | None = 0,
     worker_buffer_size: int = 1,
     read_options: ReadOptions | None = None,
     stall_timeout: float = 600.0,
@@ -80,7 +80,9 @@ def load(
         drop_remainder: True to drop a last, short batch.
         pad_remainder: True to fill a last, short batch: batches are `PaddedBatch`es, see `Batch`.
         batch_fn: builds a batch from the list of its elements; None stacks them.
-        worker_count: the number of worker processes, 0 for none; None for one per core that this process may use.
+        worker_count: the number of worker processes, 0 for none; None for one per core that this process may use;
+            "auto" to begin in this process, and to start, add and end workers while you train, as `docs/tuning.md`
+            explains. With a number above 0, operations never run in this process.
         worker_buffer_size: the number of finished batches that each worker keeps ready, at least 1. Quick ones count as
             one together, up to 10 ms of work, 1 MB and 2048 records.
         read_options: the threads that read ahead, in this process or in each worker; None for `ReadOptions()`.

@@ -476,7 +476,7 @@ class Profiler:
         now = time.perf_counter()
         if now - self._delays_at < DELAY_SECONDS:
             return 0.0
-        since, self._delays_at, self._delays_since = self._delays_since, now, _delay_seconds()
+        since, self._delays_at, self._delays_since = self._delays_since, now, delay_of_threads()
         # The time of a thread that has ended is no longer reported.
         return max(0.0, self._delays_since - since)
 
@@ -492,7 +492,7 @@ class Profiler:
         self.delay_seconds += without_core
 
 
-def _delay_seconds() -> float:
+def delay_of_threads() -> float:
     """Returns the time that all threads of this process were ready to run and had no core, as far as Linux reports it.
 
     Source: Documentation/scheduler/sched-stats.rst of Linux.

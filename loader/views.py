@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from millstream.loader.reporting.summary import Summary
     from millstream.loader.scheduling.status import ExecutorStatus, PipelineStatus
     from millstream.loader.tracing import Trace
+    from millstream.loader.workers.worker_choice import WorkerChoice
 
 
 def serve_if_requested(pipeline: Any) -> None:
@@ -67,6 +68,7 @@ class Insight:
         *,
         front: Front = LOADER,
         num_cores: int | None = None,
+        choice: "WorkerChoice | None" = None,
     ) -> None:
         self._plan = plan
         self.profiler = profiler
@@ -74,12 +76,14 @@ class Insight:
         self._reading = reading
         self._front = front
         self.num_cores = num_cores
+        self._choice = choice
         self._structures: Mapping[str, tuple[str, ...]] = {}
         # The measurements between which rates are computed. They move on once more batches are timed.
         self._window: tuple[Measurements | None, Measurements | None] = None, None
         self._counter: ComponentCounter | None = None
         self._epoch_counters: weakref.WeakKeyDictionary[Measured, ComponentCounter] = weakref.WeakKeyDictionary()
-        self._description: LoaderSnapshot | None = None
+        # By the number of workers.
+        self._descriptions: dict[int, LoaderSnapshot] = {}
         self.iterators: weakref.WeakValueDictionary[int, Measured] = weakref.WeakValueDictionary()
         self.streams: Callable[[], Sequence[tuple[str, Insight]]] = tuple
 
@@ -96,16 +100,21 @@ class Insight:
     def _own_snapshot(self) -> "LoaderSnapshot":
         from millstream.loader.reporting.snapshot import Location  # noqa: PLC0415  (lazy, as above)
 
-        if self._description is None:
+        choice = self._choice
+        workers = (
+            self._workers if choice is None else dataclasses.replace(self._workers, num_workers=choice.num_workers)
+        )
+        if (description := self._descriptions.get(workers.num_workers)) is None:
             from millstream.loader.reporting.snapshot import description_of  # noqa: PLC0415  (lazy: for views only)
 
-            self._description = description_of(self._plan, self._workers, self._reading, self._front, self.num_cores)
+            description = description_of(self._plan, workers, self._reading, self._front, self.num_cores)
+            self._descriptions[workers.num_workers] = description
         measured, seconds = self._measured()
         stages = tuple(
             dataclasses.replace(stage, seconds=seconds[stage.label], structure=self._structures.get(stage.label))
-            for stage in self._description.stages
+            for stage in description.stages
         )
-        if not self._workers.num_workers:
+        if not workers.num_workers:
             # Quick calls run in the trainer's thread, although it has others.
             stages = tuple(
                 dataclasses.replace(stage, location=Location.TRAINER)
@@ -113,7 +122,8 @@ class Insight:
                 else stage
                 for stage in stages
             )
-        return dataclasses.replace(self._description, measured=measured, stages=stages)
+        text = "" if choice is None else choice.text
+        return dataclasses.replace(description, measured=measured, stages=stages, choice=text)
 
     def draws_from(self) -> "Sequence[tuple[str, Insight]]":
         """Returns the views of the iterators below this one, each with a prefix for the labels of its stages."""

@@ -32,19 +32,25 @@ from typing import Any, NamedTuple, Self, final
 
 from millstream.core.signals import SignalSafeLock
 from millstream.loader.processes.channel import Channel, send_now
+from millstream.loader.processes.launch_context import LaunchContext, current_folder
 from millstream.loader.processes.messages import End, Ended
 from millstream.loader.processes.process_control import kill_session, wait_slices
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import create_arena_file
-from millstream.loader.transport.importable_modules import record_import_path
 from millstream.loader.workers.any_worker import AnyWorker
 from millstream.loader.workers.warm_pools import Retirement, removed
 
 CLOSE_SECONDS = 2.0
 """Upper bound for stopping a pool. Workers get a quarter of it to exit, then the fork server kills them."""
 
-_SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENCV_FOR_THREADS_NUM")
-"""Variables that keep libraries from starting a thread per core in each worker, unless the program has set them."""
+_SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+"""Variables that keep libraries from starting a thread per core in each worker, unless the program has set them.
+
+Sums of these libraries depend on the number of threads.
+"""
+
+_SINGLE_THREADED_ANYWAY = ("OPENCV_FOR_THREADS_NUM",)
+"""The same for libraries whose results do not depend on it."""
 
 _LIMITS = tuple(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
 
@@ -66,26 +72,6 @@ main(*numbers)
 
 Garbage collection is off while modules are imported, because nothing is garbage then.
 """
-
-
-class LaunchContext(NamedTuple):
-    """The environment of the trainer when it built a loader."""
-
-    path: tuple[str, ...]  # All entries are absolute.
-    arguments: tuple[str, ...]
-    folder: str | None  # None if it did not exist.
-
-
-def launch_context() -> LaunchContext:
-    folder = _current_folder()
-    # An entry need not be a string. Imports ignore the others.
-    entries = [entry for entry in sys.path if isinstance(entry, str)]
-    if folder is not None:
-        # Not pathlib, which would turn "" into "." and is slow.
-        entries = [os.path.join(folder, entry) if entry else folder for entry in entries]  # noqa: PTH118
-    record_import_path(entries)
-    arguments = tuple(argument for argument in getattr(sys, "argv", ()) if isinstance(argument, str))
-    return LaunchContext(tuple(entries), arguments, folder)
 
 
 def _write_launch_context(context: LaunchContext) -> int:
@@ -127,13 +113,6 @@ def _tracker_descriptor() -> int | None:
     return None if descriptor is None else int(descriptor)
 
 
-def _current_folder() -> str | None:
-    try:
-        return os.getcwd()  # noqa: PTH109  (a string is needed)
-    except OSError:
-        return None
-
-
 class Launch(NamedTuple):
     """All that a new fork server would get from this process. Equal values start equal fork servers."""
 
@@ -146,10 +125,11 @@ class Launch(NamedTuple):
     @classmethod
     def now(cls, context: LaunchContext, environment: Mapping[str, str]) -> Self:
         tracker = _tracker_descriptor()
+        variables = (*_SINGLE_THREADED_ANYWAY, *(_SINGLE_THREADED if context.limits_threads else ()))
         return cls(
             _command(),
             context,
-            {**dict.fromkeys(_SINGLE_THREADED, "1"), **environment, "JAX_PLATFORMS": "cpu"},
+            {**dict.fromkeys(variables, "1"), **environment, "JAX_PLATFORMS": "cpu"},
             tracker,
             (_inherited(), [_identity(number) for number in (1, 2, *(() if tracker is None else (tracker,)))]),
         )
@@ -395,7 +375,7 @@ class ForkServers:
                         stdin=subprocess.DEVNULL,
                         pass_fds=[written.fileno(), theirs.fileno(), *tracker],
                         env=launch.environment,
-                        cwd=None if context.folder == _current_folder() else context.folder,
+                        cwd=None if context.folder == current_folder() else context.folder,
                         start_new_session=True,
                     )
                 finally:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeAlias, final
 
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.processes.channel import Channel, close_all
-from millstream.loader.processes.fork_servers import LaunchContext
+from millstream.loader.processes.launch_context import LaunchContext
 from millstream.loader.processes.limits import arena_size, explained_limits
 from millstream.loader.processes.loaded_pipelines import LoadedPipelines
 from millstream.loader.processes.log_records import log_here
@@ -76,7 +76,11 @@ Event: TypeAlias = Result | PipelineFailed | Died
 
 @final
 class Pool:
-    """Worker processes that all run the same pipelines, to which others may be added."""
+    """Worker processes that all run the same pipelines, to which others may be added.
+
+    Args:
+        num_workers: the number of workers to begin with, see `resize`; None for those of the options.
+    """
 
     def __init__(
         self,
@@ -86,8 +90,10 @@ class Pool:
         context: LaunchContext,
         *,
         settings: ProcessSettings,
+        num_workers: int | None = None,
     ) -> None:
         self._options = workers
+        self._num_workers = workers.num_workers if num_workers is None else num_workers
         self.max_bytes = buffer_budget(reading.max_buffer_bytes)
         self.flight_bytes = min(self.max_bytes, flight_budget(reading.max_buffer_bytes))
         self.max_reads = max(1, affordable_threads(reading.num_threads))
@@ -144,6 +150,40 @@ class Pool:
             self._pipelines.drop_idle({*in_use(), number}, self.workers)
         return number
 
+    @property
+    def are_ready(self) -> bool:
+        """True if there are as many workers as wanted, and all have read their pipelines."""
+        workers = self.workers
+        return len(workers) >= self._num_workers and all(worker.is_ready for worker in workers)
+
+    def resize(self, num_workers: int) -> None:
+        """Changes the number of workers. New ones get calls once they are ready, and others end after their calls.
+
+        Raises:
+            OSError: the system has no process left. The number is unchanged.
+        """
+        if num_workers == self._num_workers:
+            return
+        before, self._num_workers = self._num_workers, num_workers
+        known = list(self.workers)
+        for number, worker in enumerate(known):
+            worker.is_leaving = number >= num_workers
+        try:
+            with explained_limits(self._options.num_workers):
+                in_fresh_thread(self._fork_missing)
+        except OSError:
+            self._num_workers = before
+            raise
+        finally:
+            for worker in self.workers[len(known) :]:
+                worker.is_extra = any(other.is_ready for other in known)
+
+    def end_leaving(self) -> None:
+        """Ends the workers that are leaving and have no calls. They end as at the end of the pool."""
+        if len(self.workers) > self._num_workers:
+            for worker in [worker for worker in self.workers if worker.is_leaving and not worker.calls]:
+                in_fresh_thread(functools.partial(self._state.release, worker))
+
     def restart(self) -> None:
         self._state.stop()
         with explained_limits(self._options.num_workers):
@@ -162,7 +202,7 @@ class Pool:
 
         The last is a ForkServerDied error if the fork server and all workers have died.
         """
-        if len(self.workers) < self._options.num_workers:
+        if len(self.workers) < self._num_workers:
             # A replacement could not be started earlier.
             with explained_limits(self._options.num_workers):
                 in_fresh_thread(self._fork_missing)
@@ -252,7 +292,7 @@ class Pool:
         return control
 
     def _fork_missing(self) -> None:
-        while len(self.workers) < self._options.num_workers:
+        while len(self.workers) < self._num_workers:
             self._fork()
 
     def _fork(self) -> None:

@@ -60,6 +60,13 @@ class PoolExecutor(WorkersExecutor[Worker]):
                 clear_stacks(crash_log)
         return stacks
 
+    @property
+    def are_ready(self) -> bool:
+        return self._pool.are_ready
+
+    def resize(self, num_workers: int) -> None:
+        self._pool.resize(num_workers)
+
     def admit(self, substream: Substream, name: Hashable) -> None:
         """Adds a substream. The workers get its pipeline if they lack it."""
         substream.pipeline = self._pool.load(name, substream.plan.pipeline, lambda: self.substreams.pipelines)
@@ -84,6 +91,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
             worker.channel.send(Task(number, worker.arena.take_released(), message, pipeline, epoch, num_reads))
 
     def _receive(self, seconds: float) -> None:
+        self._pool.end_leaving()
         try:
             for worker, event in self._pool.wait(seconds):
                 self._take(worker, event)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, final
 
 from millstream.core.signals import SignalSafeLock
 from millstream.loader.processes.channel import Channel, close_all
-from millstream.loader.processes.fork_servers import FORK_SERVERS, Connection, Launch, LaunchContext
+from millstream.loader.processes.fork_servers import FORK_SERVERS, Connection, Launch
+from millstream.loader.processes.launch_context import LaunchContext
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import ArenaView
 from millstream.loader.transport.pipeline_file import write_chunks
@@ -38,6 +39,8 @@ class Worker(AnyWorker):
         index: its index among the workers that run, which a replacement takes over.
         handle: the process handle (pidfd); None if the system has none.
         is_ready: True once the worker has unpickled the pipelines.
+        is_extra: True for a worker that was added to others: these do the work until it is ready.
+        is_leaving: True for a worker that gets no more calls, and ends after those that it has.
     """
 
     def __init__(self, number: int, index: int, channel: Channel, arena: ArenaView, crash_log: int) -> None:
@@ -50,6 +53,12 @@ class Worker(AnyWorker):
         self._unclosed = [crash_log]
         self.exited: Exited | None = None
         self.is_ready = False
+        self.is_extra = False
+        self.is_leaving = False
+
+    @property
+    def accepts_calls(self) -> bool:
+        return not self.is_leaving and (self.is_ready or not self.is_extra)
 
     def set_process(self, pid: int, handle: int | None) -> None:
         """Takes ownership of the process handle."""

@@ -206,8 +206,8 @@ def _capitalized(sentence: str) -> str:
 
 def _workers_remedy(snapshot: LoaderSnapshot) -> str:
     """Returns a sentence, without a capital, with the number of workers to use on this machine, or another remedy."""
-    if snapshot.front.is_on_cluster:
-        return _actors_remedy(snapshot)
+    if snapshot.front.is_on_cluster or snapshot.choice:
+        return _chosen_remedy(snapshot) if snapshot.choice else _actors_remedy(snapshot)
     each = snapshot.pipeline_seconds / max(1, snapshot.measured.batches)
     if not snapshot.num_workers and each < QUICK_SECONDS:
         cause = f"each takes {seconds_text(each)}, less than its transfer from a worker process"
@@ -221,6 +221,10 @@ def _workers_remedy(snapshot: LoaderSnapshot) -> str:
     if cores == 1:
         return f"make this stage cheaper, or move work to the device: {machine}."
     return f"use {snapshot.front.workers.format(cores)} to shorten the waits; {machine}."
+
+
+def _chosen_remedy(snapshot: LoaderSnapshot) -> str:
+    return f'make this stage cheaper, or move work to the device: worker_count="auto" chose {snapshot.choice}.'
 
 
 def _full_machine_remedy(snapshot: LoaderSnapshot) -> str:
@@ -305,7 +309,7 @@ def copied_batches(snapshot: LoaderSnapshot) -> Advice | None:
 
 
 def idle_workers(snapshot: LoaderSnapshot) -> Advice | None:
-    if snapshot.num_workers < 2:
+    if snapshot.num_workers < 2 or snapshot.choice:
         return None
     enough = max(1, math.ceil(snapshot.worker_seconds / (TARGET_UTILIZATION * snapshot.measured.seconds)))
     if snapshot.busy_share >= LOW_UTILIZATION or enough >= snapshot.num_workers:

@@ -189,6 +189,7 @@ class LoaderSnapshot:
         num_threads: the number of threads that read ahead, in this process or per worker; 0 if none do.
         records_ahead: the largest number of records that these threads prefetch.
         num_cores: the number of cores available to this process, or reserved for the actors by a cluster.
+        choice: the number of workers and the reason for it if the loader chooses it, otherwise empty.
     """
 
     source: SourceSnapshot
@@ -201,6 +202,7 @@ class LoaderSnapshot:
     records_ahead: int
     num_cores: int
     front: Front = LOADER
+    choice: str = ""
     measured: Measurements = Measurements()
 
     @property

@@ -106,6 +106,8 @@ def _lines(snapshot: LoaderSnapshot, advice: Sequence[Advice]) -> Iterator[str]:
     yield f"{snapshot.source.name}, {snapshot.order.name}"
     yield from mixture_texts(snapshot)
     yield f"{workers_text(snapshot)}; {trainer_text(snapshot.measured)}"
+    if snapshot.choice:
+        yield from textwrap.wrap(f'worker_count="auto" chose {snapshot.choice}', WIDTH, subsequent_indent="  ")
     yield ""
     yield from _table(snapshot)
     yield ""

@@ -59,6 +59,10 @@ class Assignments:
         """Queues a call that no worker has room for."""
         self._lost.append(_Assigned(call))
 
+    def __len__(self) -> int:
+        """Returns the number of calls that are not complete."""
+        return len(self._assigned) + len(self._lost)
+
     @property
     def has_lost(self) -> bool:
         return bool(self._lost)

@@ -12,12 +12,22 @@ if TYPE_CHECKING:
     from millstream.loader.scheduling.status import ExecutorStatus
 
 
-class Executor(abc.ABC):
-    """Runs the calls of one pass over a stream from a position on. Except for `close`, it is used by one thread."""
+class GivenUp(Exception):  # noqa: N818  (internal)
+    """An executor cannot go on. Another one at the same position does."""
 
-    def __init__(self, plan: Plan, position: Position, feed: "Feed | None" = None) -> None:
+
+class Executor(abc.ABC):
+    """Runs the calls of one pass over a stream from a position on. Except for `close`, it is used by one thread.
+
+    Args:
+        schedule: the order of the calls if this executor shares it with others, see `AutoExecutor`; None for its own.
+    """
+
+    def __init__(
+        self, plan: Plan, position: Position, feed: "Feed | None" = None, schedule: Schedule | None = None
+    ) -> None:
         self._plan = plan
-        self._schedule = Schedule(plan, position, feed)
+        self._schedule = Schedule(plan, position, feed) if schedule is None else schedule
         self.failures = self._schedule.failures
 
     def next_outputs(self) -> Outputs | None:
@@ -26,13 +36,13 @@ class Executor(abc.ABC):
         Exceptions raised here concern the executor, not a record, whose error is part of its outputs. The owner must
         then close the executor.
         """
-        self._begin()
+        self.begin_request()
         while (outputs := self._schedule.pop()) is None:
             if self._schedule.exhausted:
                 return None
-            if not self._run_local():
-                self._advance()
-        self._end()
+            if not self.run_local():
+                self.advance()
+        self.end_request()
         return outputs
 
     @property
@@ -55,6 +65,10 @@ class Executor(abc.ABC):
         """Returns the stacks of worker processes by process ID. The default is none. Thread-safe."""
         return {}
 
+    def finish_call(self) -> bool:
+        """Waits for a call that has begun here, and completes it. Returns False if there is none."""
+        return False
+
     def start(self) -> None:
         """Starts to work ahead, if the executor can. The default does nothing."""
         return
@@ -70,18 +84,18 @@ class Executor(abc.ABC):
         `deadline` is the time of `time.monotonic` until which it waits for user code in threads; None for its own.
         """
 
-    def _run_local(self) -> bool:
+    def run_local(self) -> bool:
         """Runs local operations of one call; returns False if none can run now. The default has no such operations."""
         return False
 
     @abc.abstractmethod
-    def _begin(self) -> None:
+    def begin_request(self) -> None:
         """Prepares for a request of the consumer, without waiting."""
 
     @abc.abstractmethod
-    def _advance(self) -> None:
+    def advance(self) -> None:
         """Completes a call, or waits for another thread or process to complete one, for a bounded time."""
 
     @abc.abstractmethod
-    def _end(self) -> None:
+    def end_request(self) -> None:
         """Ensures that work continues while the consumer is away, without waiting."""

@@ -66,11 +66,12 @@ class ThreadExecutor(Executor):
         options: ReadOptions,
         feed: "Feed | None" = None,
         *,
+        schedule: Schedule | None = None,
         stall_timeout: float = math.inf,
         threads: SharedThreads | None = None,
         local_reading: ReadOptions | None = None,
     ) -> None:
-        super().__init__(plan, position, feed)
+        super().__init__(plan, position, feed, schedule)
         # A read that waits for a disk, a network or the user's code could hang, and nothing would end it.
         self._may_read_here = feed is not None or is_in_memory(plan.pipeline.source)
         self._memory = RecycledMemory()
@@ -108,6 +109,12 @@ class ThreadExecutor(Executor):
     def is_orphaned(self) -> bool:
         return self._local.is_stopped
 
+    def finish_call(self) -> bool:
+        if not self._threads.in_flight:
+            return False
+        self._receive_next()
+        return True
+
     def start(self) -> None:
         self._threads.readers.check_process()
         self._dispatch()
@@ -119,7 +126,7 @@ class ThreadExecutor(Executor):
         self._shared.leave(self, deadline)
         self._local.join(own if deadline is None else deadline)
 
-    def _run_local(self) -> bool:
+    def run_local(self) -> bool:
         ran = self._local.run_next(self._take_local)
         if ran is None:
             return False
@@ -131,13 +138,13 @@ class ThreadExecutor(Executor):
     def _take_local(self) -> Call | None:
         return taken_call(self._schedule, None, self._size.blocks)
 
-    def _begin(self) -> None:
+    def begin_request(self) -> None:
         self._threads.readers.check_process()
         self._local.begin()
         self._waited, self._num_completed = 0.0, 0
         self._receive_finished()
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         stage = self._schedule.next_stage
         if stage is not None and self._may_begin(stage) and self._is_cheap(stage) and self._local.check_here():
             if (call := taken_call(self._schedule, stage, self._size.blocks)) is not None:
@@ -157,7 +164,7 @@ class ThreadExecutor(Executor):
             self._shared.calls_ahead = max(self._shared.calls_ahead, self._calls_ahead)
         self._receive_finished()
 
-    def _end(self) -> None:
+    def end_request(self) -> None:
         if self._calls_ahead == self._max_calls and not self._plan.source_is_stream:
             self._shared.delivered(time.perf_counter(), self._waited, self._num_completed)
         self._dispatch()
@@ -371,11 +378,17 @@ class InlineExecutor(Executor):
     """Runs each call on demand: in the consumer's thread, or in another one if that has settings of its own."""
 
     def __init__(
-        self, plan: Plan, position: Position, feed: "Feed | None" = None, *, stall_timeout: float = math.inf
+        self,
+        plan: Plan,
+        position: Position,
+        feed: "Feed | None" = None,
+        *,
+        schedule: Schedule | None = None,
+        stall_timeout: float = math.inf,
     ) -> None:
         if plan.num_remote_stages < len(plan.stages):
             raise AssertionError("an executor without threads runs all operations in one place")
-        super().__init__(plan, position, feed)
+        super().__init__(plan, position, feed, schedule)
         self._size = CallSize(plan)
         self._calls = LocalCalls(plan, self._schedule, RecycledMemory().allocate, self, stall_timeout=stall_timeout)
 
@@ -386,16 +399,16 @@ class InlineExecutor(Executor):
     def close(self, deadline: float | None = None) -> None:
         self._calls.close(deadline)
 
-    def _begin(self) -> None:
+    def begin_request(self) -> None:
         self._calls.begin()
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         stage = self._schedule.next_stage
         call = None if stage is None else taken_call(self._schedule, stage, self._size.blocks)
         if call is not None:
             self._size.record(call, self._calls.run(call))
 
-    def _end(self) -> None:
+    def end_request(self) -> None:
         """Does nothing: no call runs in advance."""
 
 

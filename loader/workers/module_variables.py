@@ -68,16 +68,30 @@ def variables_read(objects: Iterable[object], is_library: Callable[[str], bool])
     return {key: value for key, value in search.found.items() if key not in search.assigned}
 
 
+def libraries_used(objects: Iterable[object], is_library: Callable[[str], bool]) -> set[str]:
+    """Returns the names that the code of objects uses, those of imports when it runs included, and of library modules.
+
+    What these libraries use themselves is not known.
+    """
+    search = _Search(is_library)
+    for one in objects:
+        search.add(one)
+    search.run()
+    return search.libraries
+
+
 @final
 class _Search:
     """The functions, classes and instances that can be reached from the objects of a pipeline.
 
     Attributes:
+        libraries: the names that code uses, and those of the modules of libraries whose functions and classes it uses.
         found: the plain variables that functions name.
         assigned: the variables that functions assign, such as caches that are filled at the first call.
     """
 
     def __init__(self, is_library: Callable[[str], bool]) -> None:
+        self.libraries: set[str] = set()
         self.found: Variables = {}
         self.assigned: set[tuple[str, str]] = set()
         self._assigned_attributes: set[str] = set()
@@ -106,7 +120,9 @@ class _Search:
         if kind is FunctionType:
             self._look_into_function(value)
         elif issubclass(kind, type):
-            if not self._is_library(value.__module__):
+            if self._is_library(value.__module__):
+                self.libraries.add(value.__module__)
+            else:
                 attributes = frozenset(vars(value))
                 self._look_at_attributes(value.__module__, value.__qualname__, value, attributes)
                 for one in (*value.__mro__[1:], *list(vars(value).values())):
@@ -120,11 +136,13 @@ class _Search:
     def _look_into_function(self, function: FunctionType) -> None:
         home = function.__globals__.get("__name__", "")
         if self._is_library(home):
+            self.libraries.add(home)
             return
         for cell in function.__closure__ or ():
             # An empty cell has no contents.
             self.add(getattr(cell, "cell_contents", None))
         names, assigned = _names_in(function.__code__)
+        self.libraries |= names
         self.assigned.update((home, name) for name in assigned)
         if function.__name__ not in _BUILDERS:
             self._assigned_attributes |= _attributes_assigned_in(function.__code__)
@@ -133,7 +151,9 @@ class _Search:
             self._look_at_variable(home, name, value)
             if not issubclass(type(value), ModuleType):
                 self._look_at_attributes(home, name, value, names)
-            elif not self._is_library(value.__name__):
+            elif self._is_library(value.__name__):
+                self.libraries.add(value.__name__)
+            else:
                 self._look_into_module(value, names)
 
     def _look_into_module(self, module: ModuleType, names: AbstractSet[str]) -> None:
@@ -142,6 +162,8 @@ class _Search:
             self._look_at_variable(module.__name__, name, value)
             if not issubclass(type(value), ModuleType):
                 self._look_at_attributes(module.__name__, name, value, names - {name})
+            elif self._is_library(value.__name__):
+                self.libraries.add(value.__name__)
             elif value.__name__ == f"{module.__name__}.{name}":
                 self._look_into_module(value, names - {name})
 

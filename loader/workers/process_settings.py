@@ -18,12 +18,19 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
 from typing import Any, NamedTuple, Self, TypeAlias, final
 
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.value_pickler import ValuePickler
-from millstream.loader.workers.module_variables import attributes_of, found, is_plain, variables_read
+from millstream.loader.workers.module_variables import (
+    attributes_of,
+    found,
+    is_plain,
+    libraries_used,
+    variables_read,
+)
 from millstream.loader.workers.worker_imports import WorkerImports, is_of_user
 
 _FUNCTIONS = (
@@ -140,6 +147,35 @@ def variables_of(pipelines: Iterable[Pipeline]) -> Variables:
     """Returns the plain variables of the user's modules that the code of pipelines reads, with their values now."""
     objects = [one for pipeline in pipelines for one in (pipeline.source, pipeline.sampler, *pipeline.operations)]
     return {key: Pickled(pickle.dumps(value)) for key, value in variables_read(objects, _is_library).items()}
+
+
+def check_places_agree(pipelines: Iterable[Pipeline]) -> None:
+    """Raises a ValueError if workers would compute other bytes than this process, as far as that can be known.
+
+    In workers, JAX computes on the processor.
+    """
+    objects = [one for pipeline in pipelines for one in (pipeline.source, pipeline.sampler, *pipeline.operations)]
+    platform = _platform_of_jax()
+    if platform != "cpu" and any(map(_names_jax, libraries_used(objects, _is_library))):
+        raise ValueError(
+            f"operations use JAX, which computes on {platform or 'a device that it has not chosen yet'} in this "
+            "process, and on the CPU in workers"
+        )
+
+
+def _names_jax(name: str) -> bool:
+    """Returns True for JAX, and for a module that holds one of JAX."""
+    held = list(vars(sys.modules[name]).values()) if name in sys.modules else []
+    known = [name, *(value.__name__ for value in held if isinstance(value, ModuleType))]
+    return any(one.partition(".")[0] in ("jax", "jaxlib") for one in known)
+
+
+def _platform_of_jax() -> str | None:
+    """Returns the platform of JAX in this process, or None if JAX has not chosen it. Asking JAX would take devices."""
+    jax: Any = sys.modules.get("jax")
+    if jax is not None and sys.modules["jax._src.xla_bridge"].backends_are_initialized():
+        return str(jax.default_backend())
+    return (jax and jax.config.jax_platforms) or os.environ.get("JAX_PLATFORMS")
 
 
 def apply_variables(variables: Variables, imports: WorkerImports) -> None:

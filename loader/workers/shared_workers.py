@@ -104,7 +104,7 @@ class SubstreamExecutor(Executor):
 
     def start(self) -> None:
         try:
-            self._begin()
+            self.begin_request()
         except BaseException as error:
             self._shared_workers.fail(error)
             raise
@@ -126,14 +126,14 @@ class SubstreamExecutor(Executor):
         if leader is not None:
             leader.substreams.remove(self._substream)
 
-    def _begin(self) -> None:
+    def begin_request(self) -> None:
         leader = self._shared_workers.leader
         if self._admitted_by is None:
             leader.admit(self._substream, self._name)
             self._admitted_by = weakref.ref(leader)
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         self._shared_workers.leader.work_for(self._substream)
 
-    def _end(self) -> None:
+    def end_request(self) -> None:
         self._shared_workers.leader.work_ahead()

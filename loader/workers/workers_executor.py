@@ -29,6 +29,7 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.scheduling.assignments import Assignments
 from millstream.loader.scheduling.executor import Executor
+from millstream.loader.scheduling.schedule import Schedule
 from millstream.loader.threads.executors import LocalCalls, run_here
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.waiting import SLICE_SECONDS, STALL_WARNING_SECONDS
@@ -51,6 +52,9 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         feed: the source of the elements of stage 0; None if they are read.
         shared_workers: the pipelines of the workers if they have several. This executor becomes their leader.
         local_reading: the threads of this process that run local operations in advance; None to run them on demand.
+
+    Attributes:
+        requests: not empty during a request, and after one that was interrupted: a message may have been sent half.
     """
 
     _are_local: ClassVar[bool]  # True if the workers are processes of this machine.
@@ -65,19 +69,19 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         pools: WarmPools[Any],
         options: MultiprocessingOptions,
         feed: "Feed | None" = None,
+        schedule: Schedule | None = None,
         shared_workers: SharedWorkers | None = None,
         local_reading: ReadOptions | None = None,
     ) -> None:
-        super().__init__(plan, position, feed)
+        super().__init__(plan, position, feed, schedule)
         self._profiler = profiler
         self._memory = RecycledMemory()
         allocate, stall = self._memory.allocate, options.stall_timeout
         self._local = LocalCalls(plan, self._schedule, allocate, self, reading=local_reading, stall_timeout=stall)
         self._pool: Pool[WorkerT] = pools.take()
-        # Not empty during a request, and after one that was interrupted: a message may have been sent half or twice.
-        self._requests: list[None] = []
+        self.requests: list[None] = []
         # `break` in a loop drops its iterator. The next one finds the workers warm.
-        self._release = functools.partial(release, weakref.ref(pools), weakref.ref(self._pool), self._requests)
+        self._release = functools.partial(release, weakref.ref(pools), weakref.ref(self._pool), self.requests)
         self._returning = weakref.finalize(self, self._release)
         self._returning.atexit = False
         if plan.source_is_stream:
@@ -103,9 +107,9 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         return self._own.is_fed or self._plan.pipeline.num_local > 0
 
     def next_outputs(self) -> Outputs | None:
-        self._requests.append(None)
+        self.requests.append(None)
         outputs = super().next_outputs()
-        self._requests.clear()
+        self.requests.clear()
         return outputs
 
     def admit(self, substream: Substream, name: Hashable) -> None:
@@ -125,6 +129,32 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             self._receive(0.0)
             self._dispatch()
 
+    @property
+    def is_ours(self) -> bool:
+        """True in the process that started the workers."""
+        return self._pool.is_ours
+
+    @property
+    def are_ready(self) -> bool:
+        """True if all workers are there, and wait for calls."""
+        raise AssertionError("only the number of processes changes")
+
+    def resize(self, num_workers: int) -> None:
+        """Changes the number of workers. Raises an OSError if the system has no process left."""
+        raise AssertionError(f"only the number of processes changes: {num_workers}")
+
+    def receive_arrived(self) -> None:
+        """Processes what workers have sent, without waiting."""
+        self._receive(0.0)
+
+    def finish_call(self) -> bool:
+        if not self._assignments:
+            return False
+        self._receive(self._seconds_to_next_check())
+        self._check_stalls()
+        self._dispatch_lost()
+        return True
+
     def status(self) -> "ExecutorStatus":
         # Until the consumer asks for outputs, a finished call is recognised by the call that its worker began next.
         from millstream.loader.scheduling.status import WorkerStatus  # noqa: PLC0415  (lazy: only reports need it)
@@ -140,9 +170,9 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
 
     def start(self) -> None:
         check_process(self._pool)
-        self._requests.append(None)
+        self.requests.append(None)
         self._dispatch()
-        self._requests.clear()
+        self.requests.clear()
 
     def pause(self) -> None:
         """Releases the pool to the next iterator, with warm workers. Calls in work are finished and dropped."""
@@ -171,14 +201,14 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
     def _state_of(self, worker: WorkerT) -> str:  # noqa: ARG002  (some workers can tell)
         return ""
 
-    def _begin(self) -> None:
+    def begin_request(self) -> None:
         check_process(self._pool)
         self._receive(0.0)
         self._dispatch()
         self._local.begin()
         self._has_run_local = False
 
-    def _run_local(self) -> bool:
+    def run_local(self) -> bool:
         ran = self._local.run_next(self._take_local)
         if ran is None:
             return False
@@ -189,14 +219,14 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         self._has_run_local = True
         return True
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         start = time.perf_counter()
         self._receive(self._seconds_to_next_check())
         self._reads.waited(time.perf_counter() - start)
         self._check_stalls()
         self._dispatch()
 
-    def _end(self) -> None:
+    def end_request(self) -> None:
         self._reads.delivered(time.perf_counter())
         self._dispatch()
         self._local.submit(self._take_local)

@@ -20,6 +20,7 @@ from support.draw.random_pipelines import (
     pipelines,
 )
 from support.laws import assert_is_the_oracle_and_resumes, expected_of, loader_of
+from support.processes.moves import move_at_random
 
 # Workers need not import hypothesis to have the operations of these modules.
 for module in (random_pipelines, random_groupings, sys.modules[__name__]):
@@ -79,3 +80,20 @@ def test_states_do_not_grow(kind: str, data: st.DataObject) -> None:
         first = iterator.get_state()
         iterator.seek(len(expected_of(pipeline)[0]))
         assert len(iterator.get_state()) <= len(first) + 20 * (pipeline.shard.logical_shards or 1)
+
+
+@EVERY_PIPELINE
+@given(data=st.data())
+@settings(deadline=None, max_examples=4)
+def test_moving_between_this_process_and_workers(kind: str, data: st.DataObject) -> None:
+    """Whenever worker_count="auto" moves the work, or starts and ends workers, the stream is the same."""
+    chance = data.draw(st.randoms(use_true_random=False))
+    options: dict[str, Any] = {
+        "worker_count": "auto",
+        "worker_buffer_size": data.draw(st.sampled_from([1, 2])),
+        "read_options": millstream.ReadOptions(*data.draw(st.sampled_from([(0, 500), (2, 8), (16, 500)]))),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executors, "HAND_OVER_SECONDS", data.draw(st.sampled_from([0.0, 0.001])))
+        move_at_random(patch, chance)
+        assert_is_the_oracle_and_resumes(data.draw(PIPELINES[kind]), data, **options)

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import millstream
-from millstream.loader.processes.fork_servers import FORK_SERVERS, ForkServers, Launch, launch_context
+from millstream.loader.processes.fork_servers import FORK_SERVERS, ForkServers, Launch
+from millstream.loader.processes.launch_context import launch_context
 from millstream.loader.processes.pool import Pool
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.workers import warm_pools

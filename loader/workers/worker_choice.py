@@ -1,0 +1,244 @@
+"""The choice of worker_count="auto": how many worker processes a loader has, from measurements of its trainer.
+
+Workers take work off this process. They help if the trainer waits, if this process computes meanwhile, and if a batch
+takes much longer than its hand-over. So their number doubles while that shortens the waits, beginning with two. A step
+that did not help is undone, and not tried again. Workers that have little to do end.
+
+Guarantees:
+    * The choice changes no batch: it only decides who computes them.
+    * It settles. Each number is tried once from below, and left downwards once. Only a loader whose first workers did
+      not help tries again, after a pause that grows.
+"""
+
+import math
+from typing import NamedTuple, final
+
+STARVING = 0.1
+"""The trainer waits too much if it does so for more than this share of its time."""
+
+COMPUTING = 0.5
+"""This process computes if it uses more than this number of cores while the trainer waits, or would if it got them."""
+
+MAX_DELAY = 3.0
+"""Threads that lack cores count as computing for up to this multiple of the time in which they have them."""
+
+FULL = 0.9
+"""More workers cannot help if this process uses this share of all cores while the trainer waits."""
+
+BATCH_SECONDS = 1e-3
+"""The processor time of a batch that is certainly worth its hand-over, which takes some 50 µs."""
+
+ELEMENT_SECONDS = 1e-4
+"""The same for a single element: workers hand over many of them together."""
+
+BETTER = 0.9
+"""A step was worthwhile if the waits per batch are at most this share of those before."""
+
+TRIAL_SECONDS = 0.75
+TRIAL_BATCHES = 4
+"""A step is judged after at least this time, and after this number of batches."""
+
+FIRST_WORKERS = 2
+
+PAUSE_SECONDS = 15.0
+PAUSE_GROWTH = 4.0
+"""After workers that did not help, none start for this time; after the next ones, for a multiple of it."""
+
+REST_SECONDS = 10.0
+"""Workers that have little to do for this time end."""
+
+RESTING = 0.02
+"""They may have little to do if the trainer waits for less than this share of its time."""
+
+IDLE = 0.4
+"""They have little to do if they use less than this share of a core each: half of them would do."""
+
+
+class Window(NamedTuple):
+    """Measurements of some time of the trainer's.
+
+    Attributes:
+        seconds: its length.
+        batches: the number of batches, or elements, that were delivered.
+        waited: the seconds that the trainer was inside `next`.
+        computed: the processor time of this process meanwhile, in seconds.
+        worked: the processor time of the workers, in seconds.
+        delayed: the seconds that threads of this process were ready to run, and had no core; 0 if it is not known.
+    """
+
+    seconds: float = 0.0
+    batches: int = 0
+    waited: float = 0.0
+    computed: float = 0.0
+    worked: float = 0.0
+    delayed: float = 0.0
+
+    def __add__(self, other: "Window") -> "Window":  # type: ignore[override]  # Not a sequence.
+        return Window(
+            self.seconds + other.seconds,
+            self.batches + other.batches,
+            self.waited + other.waited,
+            self.computed + other.computed,
+            self.worked + other.worked,
+            self.delayed + other.delayed,
+        )
+
+    @property
+    def wait_share(self) -> float:
+        return self.waited / self.seconds
+
+    @property
+    def cores(self) -> float:
+        """The number of cores that this process used while the trainer waited."""
+        return self.computed / max(self.waited, 1e-9)
+
+    @property
+    def wanted_cores(self) -> float:
+        """The number of cores that it would have used if other programs had left them.
+
+        A thread that often waits for something else is late whenever it wakes up, although it computes little.
+        """
+        return self.cores + min(self.delayed / self.seconds, MAX_DELAY * self.cores)
+
+    @property
+    def seems_to_wait(self) -> bool:
+        """True if the trainer waits too much, and this process, too, unless it lacks cores."""
+        return self.wait_share > STARVING and self.cores <= COMPUTING
+
+    @property
+    def wait_per_batch(self) -> float:
+        return self.waited / self.batches
+
+
+@final
+class WorkerChoice:
+    """The number of workers, and the reason for it.
+
+    Args:
+        limit: the largest number of workers.
+        min_seconds: the processor time above which a batch, or an element, is worth its hand-over.
+
+    Attributes:
+        limit: the largest number of workers.
+        num_workers: the number of workers that there should be now.
+        reason: why, as a part of a sentence.
+    """
+
+    def __init__(self, limit: int, min_seconds: float = BATCH_SECONDS) -> None:
+        self.num_workers = 0
+        self.reason = "nothing was measured yet"
+        self.limit = self._max_workers = limit
+        self._min_workers = 1
+        self._has_rested = False
+        self._min_seconds = min_seconds
+        # The number before the step that is on trial, and the waits per batch then; None after the trial.
+        self._tried: tuple[int, float] | None = None
+        self._skips = False
+        self._trial = Window()
+        self._pause, self._next_pause = 0.0, PAUSE_SECONDS
+
+    @property
+    def text(self) -> str:
+        """The choice and its reason."""
+        noun = "worker process" if self.num_workers == 1 else "worker processes"
+        return f"{self.num_workers or 'no'} {noun}: {self.reason}"
+
+    @property
+    def is_final(self) -> bool:
+        """True if there will never be workers."""
+        return self._max_workers == 0
+
+    def stay(self, reason: str) -> None:
+        """Ends the choice: all work stays in this process."""
+        self._go(0, reason)
+        self._max_workers = 0
+
+    def keep(self, num_workers: int, reason: str) -> None:
+        """Ends the growth: there are this many workers, and no more."""
+        self._tried, self._max_workers = None, num_workers
+        self._go(num_workers, reason)
+
+    def record_start(self, window: Window) -> None:
+        """Takes the measurements while the first workers started. They are compared with those that follow."""
+        if self._tried is not None and window.batches:
+            before, waited = self._tried
+            self._tried = before, min(waited, window.wait_per_batch)
+
+    def record(self, window: Window) -> None:
+        """Decides by the measurements since the last time. While workers start, there are none."""
+        if self.is_final:
+            return
+        if not self.num_workers:
+            self._consider_workers(window)
+            return
+        if self._skips:
+            # Its batches were begun by the previous number of workers.
+            self._skips = False
+            return
+        self._trial += window
+        if self._tried is not None:
+            if self._trial.seconds >= TRIAL_SECONDS and self._trial.batches >= TRIAL_BATCHES:
+                self._judge(*self._tried)
+        elif window.wait_share > STARVING:
+            self._grow(window)
+        elif self._trial.seconds >= REST_SECONDS:
+            self._rest()
+
+    def _consider_workers(self, window: Window) -> None:
+        self._pause -= window.seconds
+        if self._pause > 0:
+            return
+        waits = f"the trainer waits {window.wait_share:.0%} of its time"
+        each = window.computed / window.batches
+        computes = f"{waits}, in which this process uses {window.cores:.1f} cores"
+        if window.wait_share <= STARVING:
+            self.reason = waits
+        elif window.wanted_cores <= COMPUTING:
+            self.reason = f"{computes}: it waits, too"
+        elif window.cores >= FULL * self.limit:
+            self.reason = f"{computes} of {self.limit}: there is none left"
+        elif each <= self._min_seconds:
+            self.reason = f"{waits}, but computes a batch in {each * 1e3:.2f} ms, little more than a hand-over takes"
+        else:
+            self._tried = 0, window.wait_per_batch
+            self._go(min(FIRST_WORKERS, self._max_workers), f"without, {computes}, {each * 1e3:.1f} ms for a batch")
+
+    def _judge(self, before: int, waited_before: float) -> None:
+        """Keeps the number on trial, or goes back to the one before."""
+        trial, number = self._trial, self.num_workers
+        self._tried = None
+        if trial.wait_share <= STARVING or trial.wait_per_batch <= BETTER * waited_before:
+            share = trial.wait_per_batch / max(waited_before, 1e-9)
+            self.reason += f"; the wait for a batch is {share:.0%} of that with {before or 'none'}"
+            if trial.wait_share > STARVING:
+                self._grow(trial)
+            return
+        change = f"the wait for a batch was {waited_before * 1e3:.1f} ms, and {trial.wait_per_batch * 1e3:.1f} ms with"
+        if before:
+            self._max_workers = before
+            self._go(before, f"{change} {number} of them")
+        else:
+            self._pause, self._next_pause = self._next_pause, PAUSE_GROWTH * self._next_pause
+            self._go(0, f"{change} {number} of them")
+
+    def _grow(self, window: Window) -> None:
+        if self.num_workers < self._max_workers:
+            self._tried = self.num_workers, window.wait_per_batch
+            more = min(2 * self.num_workers, self._max_workers)
+            if self._has_rested:
+                # Fewer were not enough.
+                self._min_workers = more
+            self._go(more, f"with {self.num_workers}, the trainer waits {window.wait_share:.0%} of its time")
+
+    def _rest(self) -> None:
+        trial, number = self._trial, self.num_workers
+        self._trial = Window()
+        if trial.wait_share < RESTING and trial.worked < IDLE * number * trial.seconds and number > self._min_workers:
+            self._has_rested = True
+            self._go(
+                max(self._min_workers, math.ceil(number / 2)), f"{number} used {trial.worked / trial.seconds:.1f} cores"
+            )
+
+    def _go(self, num_workers: int, reason: str) -> None:
+        self.num_workers, self.reason = num_workers, reason
+        self._trial, self._skips = Window(), True

@@ -1,0 +1,329 @@
+"""Loaders with worker_count="auto": the stream of any other, from processes that come and go while it is read."""
+
+import functools
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import millstream
+from millstream.errors import WorkerDiedError
+from millstream.loader.processes.pool import Pool
+from millstream.loader.processes.pool_executor import PoolExecutor
+from millstream.loader.workers import process_settings
+from millstream.loader.workers.auto_executor import AutoExecutor
+from millstream.loader.workers.worker_choice import Window, WorkerChoice
+from support.faults.interrupted import interrupt_at
+from support.processes.moves import move_as, move_at_random
+from support.processes.process_tree import processes_below, worker_pids
+from support.processes.worker_pools import EXPECTED, LATE_SECONDS, batches, loader_of, still_there
+
+TRAINER = os.getpid()
+
+
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Lets a test choose the numbers of workers after each output; the last one stays."""
+
+    def numbers(*chosen: int) -> None:
+        left = list(chosen)
+
+        def record(choice: WorkerChoice, _: Window) -> None:
+            if not choice.is_final:
+                choice.num_workers = left.pop(0) if len(left) > 1 else left[0]
+
+        move_as(monkeypatch, record)
+
+    return numbers
+
+
+def executor_of(iterator: millstream.DataLoaderIterator) -> AutoExecutor:
+    executor = iterator._executor
+    assert isinstance(executor, AutoExecutor)
+    return executor
+
+
+def pids_of(iterator: millstream.DataLoaderIterator) -> set[int | None]:
+    workers = executor_of(iterator)._workers
+    return set() if workers is None else {worker.pid for worker in workers._pool.workers}
+
+
+def is_trainer(_: Any) -> int:
+    return int(os.getpid() == TRAINER)
+
+
+def auto(*operations: Any, **options: Any) -> millstream.DataLoader:
+    return loader_of(*operations, **{"worker_count": "auto", "read_options": millstream.ReadOptions(2), **options})
+
+
+def test_no_process_starts_before_the_first_batch(choose: Callable[..., None]) -> None:
+    """The first batches come from this process, whatever is chosen; the workers' come later."""
+    choose(2)
+    with auto(is_trainer) as loader, iter(loader) as iterator:
+        first = next(iterator)
+        assert (first == 1).all()
+        assert not processes_below()
+        rest = list(iterator)
+
+    assert (rest[-1] == 0).all()
+    assert len(rest) + 1 == len(EXPECTED)
+
+
+def test_no_process_ever_starts_for_what_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation that waits, and uses no processor time, stays in this process by the rule that is in use."""
+    monkeypatch.setattr("millstream.loader.workers.auto_executor.WINDOW_SECONDS", 0.0)
+    moment = threading.Event()
+
+    def wait(element: int) -> int:
+        moment.wait(0.002)
+        return element
+
+    with auto(wait, read_options=millstream.ReadOptions(0)) as loader, iter(loader) as iterator:
+        for expected in EXPECTED:
+            assert next(iterator).tolist() == expected
+            assert not processes_below()
+        assert "no worker processes" in str(loader.summary())
+
+
+def test_the_stream_is_the_same_while_workers_come_die_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random numbers of workers, some of which are killed: every pass is the stream."""
+    chance = random.Random(3)
+    move_at_random(monkeypatch, chance)
+    with auto() as loader:
+        for _ in range(3):
+            with iter(loader) as iterator:
+                for expected in EXPECTED:
+                    assert next(iterator).tolist() == expected
+                    pids = [pid for pid in pids_of(iterator) if pid in worker_pids()]
+                    if pids and chance.random() < 0.3:
+                        os.kill(chance.choice(pids), signal.SIGKILL)
+
+
+def test_workers_are_added_and_ended(choose: Callable[..., None]) -> None:
+    """There are as many workers as were chosen last: others start, or end after their calls, and all after none."""
+    choose(1, 1, 1, 3, 3, 3, *[1] * 9, 0)
+    counts: list[int] = []
+    seen: set[int | None] = set()
+    records = {"data_source": range(8_000), "sampler": millstream.IndexSampler(8_000, num_epochs=1)}
+    with auto(**records) as loader, iter(loader) as iterator:
+        for step, batch in enumerate(iterator):
+            assert batch.tolist() == list(range(4 * step, 4 * step + 4))
+            workers = executor_of(iterator)._workers
+            if workers is not None:
+                workers.receive_arrived()
+            pids = pids_of(iterator)
+            if len(pids) != (counts or [0])[-1]:
+                counts.append(len(pids))
+            seen |= pids
+    assert counts[:2] == [1, 3]
+    # Which of them still have calls is a matter of time.
+    assert counts[2:] in ([2, 1, 0], [1, 0], [2, 0])
+    assert not still_there([pid for pid in seen if pid is not None])
+
+
+def test_epochs_keep_the_choice_and_the_workers(choose: Callable[..., None]) -> None:
+    """The second epoch begins with the workers of the first, which are warm."""
+    choose(2)
+    seen = []
+    with auto(is_trainer) as loader:
+        for _, iterator in loader.epochs(2):
+            first = next(iterator)
+            for _ in iterator:
+                pids = pids_of(iterator)
+            seen.append((bool(first.all()), pids))
+
+    assert [is_here for is_here, _ in seen] == [True, False]
+    assert seen[0][1] == seen[1][1]
+
+
+def test_what_cannot_be_pickled_stays_here(choose: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
+    """An operation with a lock is no error: its loader goes on without workers, and one line in the log says why."""
+    choose(2)
+    lock = threading.Lock()
+
+    def locked(element: int) -> int:
+        with lock:
+            return element
+
+    with auto(locked) as loader:
+        assert batches(loader) == EXPECTED
+        assert "lock" in str(loader.summary())
+    (record,) = [record for record in caplog.records if "auto" in record.getMessage()]
+    assert "Map(" in record.getMessage()
+
+
+class OnlyHere:
+    """An operation that only the trainer's process can build."""
+
+    def __call__(self, element: int) -> int:
+        return element
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if os.getpid() != state["pid"]:
+            raise ValueError("not in a worker")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"pid": os.getpid()}
+
+
+def test_what_workers_cannot_read_stays_here(choose: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
+    """If the workers fail while they start, the stream goes on in this process, from the same position."""
+    choose(2)
+    with auto(OnlyHere()) as loader:
+        assert batches(loader) == EXPECTED
+        assert batches(loader) == EXPECTED
+    assert len([record for record in caplog.records if "not in a worker" in record.getMessage()]) == 1
+
+
+def test_workers_that_cannot_go_on_are_no_error(
+    choose: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If the machine keeps no worker alive, the work comes back, and no batch is lost or repeated."""
+    choose(2)
+    results, take = [], PoolExecutor._take_result
+
+    def fail(self: PoolExecutor, *arguments: Any) -> None:
+        results.append(arguments)
+        if len(results) > 3:
+            raise WorkerDiedError("Worker processes die while they start.")
+        take(self, *arguments)
+
+    monkeypatch.setattr(PoolExecutor, "_take_result", fail)
+    with auto() as loader:
+        assert batches(loader) == EXPECTED
+        assert len(results) == 4
+        assert loader._execution.choice is not None
+        assert loader._execution.choice.is_final
+    assert "die while they start" in caplog.text
+
+
+def test_a_machine_without_processes_keeps_the_workers_that_it_has(
+    choose: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If no more workers can start, those that run go on."""
+    choose(1, 1, 2)
+    resize = Pool.resize
+
+    def refuse(self: Pool, number: int) -> None:
+        if number == 2:
+            raise OSError(11, "no process is left")
+        resize(self, number)
+
+    monkeypatch.setattr(Pool, "resize", refuse)
+    with auto() as loader:
+        assert batches(loader) == EXPECTED
+        assert "no process is left" in str(loader.summary())
+
+
+def first_arguments(index: int, count: int) -> None:
+    del index, count
+
+
+class Stream:
+    """A source that seems to be endless."""
+
+    def __len__(self) -> int:
+        return 2**62
+
+    def __getitem__(self, key: int) -> int:
+        return key
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"worker_init_fn": first_arguments}, "worker_init_fn"),
+        ({"data_source": Stream(), "sampler": millstream.IndexSampler(48, num_epochs=1)}, "stream"),
+    ],
+    ids=["worker_init_fn", "stream"],
+)
+def test_differences_of_places_keep_the_work_here(
+    options: dict[str, Any], word: str, choose: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """If a worker might compute other bytes than this process, none starts, and summary and log have the reason."""
+    choose(2)
+    with auto(is_trainer, **options) as loader:
+        assert all(batch.all() for batch in loader)
+        assert word in str(loader.summary())
+    assert word in caplog.text
+
+
+def test_operations_that_use_jax_stay_where_its_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that names JAX, or imports it when it runs, moves only if this process computes on the CPU, too."""
+
+    def computes(element: int) -> Any:
+        import jax.numpy
+
+        return jax.numpy.sin(element)
+
+    def plain(element: int) -> int:
+        return element
+
+    pipelines = [auto(operation)._pipeline for operation in (computes, plain)]
+    monkeypatch.setattr(process_settings, "_platform_of_jax", lambda: "tpu")
+    with pytest.raises(ValueError, match="computes on tpu in this process"):
+        process_settings.check_places_agree(pipelines[:1])
+    process_settings.check_places_agree(pipelines[1:])
+    monkeypatch.setattr(process_settings, "_platform_of_jax", lambda: "cpu")
+    process_settings.check_places_agree(pipelines)
+
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def num_threads(_: int) -> int:
+    return sum(name in os.environ for name in THREADS)
+
+
+def test_libraries_have_as_many_threads_as_here(choose: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of linear algebra depend on the number of threads: chosen workers get no other limit than this process."""
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
+    choose(1)
+    with auto(num_threads) as loader:
+        assert all((batch == 0).all() for batch in loader)
+
+
+def test_an_interrupted_move_loses_nothing(choose: Callable[..., None]) -> None:
+    """Ctrl-C while workers start, or the work moves to them and back: the stream goes on from the iterator's step."""
+    for number in range(0, 3_000, 991):
+        choose(2, 2, 2, 0, 2)
+        with auto(read_options=millstream.ReadOptions(0)) as loader, iter(loader) as iterator:
+            interrupt_at(number, functools.partial(list, iterator), "millstream.loader.workers")
+            step = iterator.step
+            assert [batch.tolist() for batch in iterator] == EXPECTED[step:]
+
+
+def test_another_thread_may_close_it_while_workers_start(choose: Callable[..., None]) -> None:
+    """No process is left by an iterator that another thread closes between two batches."""
+    choose(2)
+    with auto() as loader:
+        for steps in range(4):
+            iterator = iter(loader)
+            for _ in range(steps):
+                next(iterator)
+            thread = threading.Thread(target=iterator.close)
+            thread.start()
+            try:
+                for _ in iterator:
+                    pass
+            except ValueError:
+                pass
+            thread.join(LATE_SECONDS)
+            assert not thread.is_alive()
+
+
+def test_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another word is refused; one core, and debug=True, mean no workers."""
+    with pytest.raises(ValueError, match=r'worker_count must be a number, None or "auto", got \'many\'.'):
+        loader_of(worker_count="many")
+    monkeypatch.setattr("millstream.loader.execution.available_cores", lambda: 1)
+    with auto() as loader:
+        assert "one core" in str(loader.summary())
+    with auto(debug=True) as loader:
+        assert batches(loader) == EXPECTED
+        assert "auto" not in str(loader.summary())

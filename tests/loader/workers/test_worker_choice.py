@@ -1,0 +1,138 @@
+"""The choice of worker_count="auto": workers for what computes, and as many as shorten the waits; then it settles."""
+
+from collections.abc import Callable
+
+import pytest
+
+from millstream.loader.workers.worker_choice import (
+    BATCH_SECONDS,
+    PAUSE_SECONDS,
+    REST_SECONDS,
+    TRIAL_SECONDS,
+    Window,
+    WorkerChoice,
+)
+
+CORES = 16
+SECONDS = TRIAL_SECONDS / 2
+
+
+def window(seconds_of_wait: float, *, trainer: float = 0.0, cores: float = 1.0, busy: float = 1.0) -> Window:
+    """Returns measurements of a trainer that waits for each batch, works, and waits for the next one.
+
+    This process uses some cores during the waits, and each of the workers a share of one.
+    """
+    batches = max(1, round(SECONDS / (seconds_of_wait + trainer)))
+    waited = batches * seconds_of_wait
+    return Window(batches * (seconds_of_wait + trainer), batches, waited, cores * waited, busy * SECONDS)
+
+
+STARVED = window(0.02)
+
+
+def settled(choice: WorkerChoice, measure: Callable[[int], Window], num_windows: int = 60) -> list[int]:
+    """Returns the numbers of workers that a choice goes through, given the measurements with each number."""
+    numbers = [choice.num_workers]
+    for _ in range(num_windows):
+        choice.record(measure(choice.num_workers))
+        if choice.num_workers != numbers[-1]:
+            numbers.append(choice.num_workers)
+    return numbers
+
+
+@pytest.mark.parametrize(
+    ("measured", "word"),
+    [
+        (window(0.02, cores=0.2), "waits, too"),
+        (window(0.001, trainer=0.02), "of its time"),
+        (window(0.9 * BATCH_SECONDS), "hand-over"),
+        (window(0.02, cores=CORES), "none left"),
+    ],
+    ids=["sleeping", "hidden by the trainer", "tiny", "all cores in use"],
+)
+def test_work_that_workers_cannot_shorten_stays(measured: Window, word: str) -> None:
+    """No worker starts for what sleeps, costs no more than a hand-over, is hidden, or uses all cores already."""
+    choice = WorkerChoice(CORES)
+
+    assert settled(choice, lambda _: measured) == [0]
+    assert word in choice.reason
+
+
+def test_threads_that_lack_cores_compute() -> None:
+    """If other programs take the cores, a process that would compute counts as computing, and one that sleeps not."""
+    computing, sleeping = (window(0.02, cores=cores)._replace(delayed=SECONDS) for cores in (0.2, 0.05))
+    choices = WorkerChoice(CORES), WorkerChoice(CORES)
+    for choice, measured in zip(choices, (computing, sleeping), strict=True):
+        choice.record(measured)
+
+    assert [choice.num_workers for choice in choices] == [2, 0]
+
+
+def test_workers_double_while_that_helps() -> None:
+    """The number that hides the work is found in steps, and stays."""
+    choice = WorkerChoice(CORES)
+
+    # The trainer takes 5 ms, and a batch 35.
+    assert settled(choice, lambda number: window(max(0.0003, 0.035 / (number or 1) - 0.005), trainer=0.005)) == [
+        0,
+        2,
+        4,
+        8,
+    ]
+
+
+def test_a_step_that_does_not_help_is_undone_for_good() -> None:
+    """If 8 are no faster than 4, for instance because the storage is busy, there are 4 from then on."""
+    choice = WorkerChoice(CORES)
+
+    assert settled(choice, lambda number: window(0.04 / min(number or 1, 4))) == [0, 2, 4, 8, 4]
+    assert "8 of them" in choice.reason
+
+
+def test_workers_that_do_not_help_end_and_are_tried_again_more_and_more_rarely() -> None:
+    """If two workers are no faster than none, the work goes back; the pauses before the next trials grow."""
+    choice = WorkerChoice(CORES)
+
+    assert settled(choice, lambda _: STARVED, int(4 * PAUSE_SECONDS / SECONDS)) == [0, 2, 0, 2, 0]
+    assert settled(choice, lambda _: STARVED, int(2 * PAUSE_SECONDS / SECONDS)) == [0, 2, 0]
+
+
+def test_the_waits_while_workers_start_count_as_those_without() -> None:
+    """Workers must shorten the shortest waits that were measured without them."""
+    choice = WorkerChoice(2)
+    choice.record(STARVED)
+    choice.record_start(window(0.01))
+
+    assert settled(choice, lambda number: window(0.0095 if number else 0.01), num_windows=5)[-1] == 0
+
+
+def test_idle_workers_end_and_come_back_once() -> None:
+    """If the trainer becomes slower, half of the workers end; if they were needed, they stay from then on."""
+    choice = WorkerChoice(4)
+    settled(choice, lambda number: window(0.04 / (number or 1)))
+    assert choice.num_workers == 4
+
+    windows = int(4 * REST_SECONDS / SECONDS)
+    slow = window(0.0001, trainer=0.05, busy=0.5)
+    assert settled(choice, lambda _: slow, windows) == [4, 2, 1]
+    numbers = settled(choice, lambda number: slow if number == 4 else window(0.01 / number), 3 * windows)
+    assert numbers == [1, 2, 4]
+    assert settled(choice, lambda _: slow, windows) == [4]
+
+
+def test_a_choice_to_stay_is_final() -> None:
+    """After a reason to use no workers, no measurement starts any."""
+    choice = WorkerChoice(CORES)
+    choice.stay("they cannot start")
+
+    assert settled(choice, lambda _: STARVED) == [0]
+    assert choice.text == "no worker processes: they cannot start"
+
+
+def test_a_number_that_is_kept_does_not_grow() -> None:
+    """If the system allows no more workers, there are as many as before."""
+    choice = WorkerChoice(CORES)
+    choice.record(STARVED)
+    choice.keep(2, "no process is left")
+
+    assert settled(choice, lambda number: window(0.02 / number)) == [2]

@@ -1,0 +1,34 @@
+"""Loaders with worker_count="auto" that move between this process and workers whenever a test wants."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from millstream.loader.processes.pool_executor import PoolExecutor
+from millstream.loader.workers import auto_executor
+from millstream.loader.workers.worker_choice import Window, WorkerChoice
+
+
+def move_as(patch: pytest.MonkeyPatch, choose: Callable[[WorkerChoice, Window], None]) -> None:
+    """Lets a function choose the number of workers after each output, and waits until new workers are ready."""
+
+    def receive_until_ready(self: PoolExecutor) -> None:
+        while not self.are_ready:
+            self._receive(1.0)
+
+    patch.setattr(auto_executor, "WINDOW_SECONDS", 0.0)
+    patch.setattr(auto_executor, "MAX_WINDOW_SECONDS", 0.0)
+    patch.setattr(auto_executor, "QUICK_SECONDS", 0.0)
+    patch.setattr(PoolExecutor, "receive_arrived", receive_until_ready)
+    patch.setattr(WorkerChoice, "record", choose)
+
+
+def move_at_random(patch: pytest.MonkeyPatch, chance: random.Random, max_workers: int = 3) -> None:
+    """Lets chance choose another number of workers at every second output, none included."""
+
+    def choose(choice: WorkerChoice, _: Window) -> None:
+        if not choice.is_final and chance.random() < 0.5:
+            choice.num_workers = chance.randint(0, max_workers)
+
+    move_as(patch, choose)
