@@ -6,7 +6,7 @@ VENV := .venv$(if $(filter command,$(firstword $(origin PYTHON))),-$(shell $(PYT
 BIN := $(VENV)/bin
 SOURCES := $(shell git ls-files --cached --others --exclude-standard -- 'millstream/*.py' 'dataset/*.py' 'loader/*.py' 'samplers/*.py' 'sources/*.py' 'tools/*.py' 'transforms/*.py')
 
-.PHONY: demo test test-lowest explore soak kills check docs dist bench format clean
+.PHONY: demo test test-lowest explore soak kills clients check docs site links dist bench format clean
 
 demo: $(VENV)/.demo ## Train on real images, be killed, resume, and see the same batches.
 	$(BIN)/python examples/train_digits.py
@@ -33,6 +33,12 @@ soak: $(VENV)/.installed ## Random pipelines, faults and resumes for an hour: MI
 kills: $(VENV)/.installed ## Kill a thousand workers while they work.
 	PYTHONPATH=tests $(BIN)/python -P -m soak --kills=1000
 
+clients: $(VENV)/.installed ## Run the tests of Keras that use Grain, with millstream in its place.
+	test -x build/clients/bin/python || $(PYTHON) -m venv build/clients
+	build/clients/bin/python -m pip install --quiet --disable-pip-version-check '.[keras]' tensorflow-cpu pytest
+	cd build/clients && KERAS_BACKEND=jax bin/python -P -m millstream.as_grain -m pytest -q -k grain \
+		$$(grep -rl --include='*_test.py' grain lib/python3.*/site-packages/keras/src)
+
 # From inside .venv, mypy sees the installed package, and not the root folder that happens to have its name. pyright runs
 # where it is: pip install 'millstream[pyright]'.
 check: $(VENV)/.installed ## Check format, lint and types.
@@ -44,6 +50,16 @@ check: $(VENV)/.installed ## Check format, lint and types.
 
 docs: $(VENV)/.installed ## Build the documentation as a site, in build/site: index.html is its first page.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+VERSION ?= dev
+site: $(VENV)/.installed ## Push the site to the branch gh-pages, as VERSION=v0.2.0, which becomes `latest`, or as `dev`.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'mike>=2.1'
+	git config user.name "$$(git log -1 --format=%an)" && git config user.email "$$(git log -1 --format=%ae)"
+	if test $(VERSION) = dev; then $(BIN)/mike deploy --push dev; \
+		else $(BIN)/mike deploy --push --update-aliases $(VERSION) latest && $(BIN)/mike set-default --push latest; fi
+
+links: $(VENV)/.installed ## Ask for every address of another site that a document links to.
+	$(BIN)/python docs/programs/check_links.py
 
 dist: $(VENV)/.installed ## Build what is uploaded, in dist, and try the wheel in an environment of its own.
 	rm -rf dist build/tried

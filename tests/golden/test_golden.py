@@ -298,7 +298,7 @@ def public_parameters() -> dict[str, str]:
                 found[key] = ", ".join(value.__members__)
             elif inspect.isfunction(value) or (inspect.isclass(value) and not issubclass(value, Exception)):
                 found[key] = ", ".join(inspect.signature(value).parameters)
-                if name in OWNERS and module is millstream:
+                if isinstance(value, type) and name in OWNERS and module is millstream:
                     found |= {f"{key}.{member}": parameters for member, parameters in members_of(value).items()}
     return found
 

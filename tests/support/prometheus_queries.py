@@ -41,7 +41,8 @@ def evaluate(query: str, before: Mapping[str, Vector], now: Mapping[str, Vector]
         "sum": lambda *of: _aggregated(sum, *of),
         "max": lambda *of: _aggregated(max, *of),
     }
-    return _value(ast.parse(text, mode="eval").body, functions)
+    value: Vector | float = _value(ast.parse(text, mode="eval").body, functions)
+    return value
 
 
 def _aggregated(how: Callable[[list[float]], float], *of: Any) -> Vector:
