@@ -339,7 +339,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         """
         self._check_open()
         self._check_can_resume()
-        self._resume(LoaderState.decode(state, self._stream), allow, strict=strict)
+        self.resume(LoaderState.decode(state, self._stream), allow, strict=strict)
 
     def set_states(self, states: Iterable[bytes], *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position of the states that all shards saved together.
@@ -371,7 +371,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         """
         self._check_open()
         self._check_can_resume()
-        self._resume(combined([LoaderState.decode(state) for state in states]), allow, strict=strict)
+        self.resume(combined([LoaderState.decode(state) for state in states]), allow, strict=strict)
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` batches.
@@ -613,7 +613,8 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
             self._watch = None
         return executor
 
-    def _resume(self, saved: LoaderState, allow: Collection[str], *, strict: bool) -> None:
+    def resume(self, saved: LoaderState, allow: Collection[str] = (), *, strict: bool = False) -> None:
+        """Moves to the position of a state that was read."""
         from millstream.loader.checkpoints import compatibility  # noqa: PLC0415  (lazy: only resuming needs it)
 
         here = self.loader_state()._replace(stream=self._stream)

@@ -1,7 +1,6 @@
 """An iterator whose position is shared by all shards, so that a state fits any number of shards."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
 from typing import Any, NoReturn, SupportsIndex, final
 
 import numpy as np
@@ -10,13 +9,15 @@ from numpy.typing import NDArray
 from millstream.core.checks import as_options
 from millstream.core.randomness import OF_BATCHES, derive_seed
 from millstream.dataset.fixed_chain import FixedChain, checked_maps
+from millstream.dataset.iterators.chain_positions import accepted, texts_of
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.lowering import InOrder, lower
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import accept
-from millstream.loader.checkpoints.state import is_anything, is_dict, is_number, plain, sealed, unsealed
+from millstream.loader.checkpoints.envelope import SavedPosition, is_anything, is_list, is_number, values_of
+from millstream.loader.checkpoints.state import Stream
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import ELASTIC
@@ -97,7 +98,9 @@ class ElasticIterator(EngineIterator):
         self._global_batch = local * shard_options.shard_count
         self._dataset = ds
         # Before any of the operations runs.
-        self._identity, self._content = ds.fingerprint(), ds.content_marks()
+        self._identity = ds.fingerprint()
+        marks = {f"source.{path}": text for path, text in ds.content_marks().items()}
+        self._content = SavedPosition(sorted(marks.items()))
         fixed = FixedChain(ds, node, ())
         source, order, maps = lower(fixed.map_dataset, fixed.node)
         if node.is_mixed:
@@ -112,31 +115,17 @@ class ElasticIterator(EngineIterator):
         """Returns the number of batches left; of an endless dataset, about `sys.maxsize // global_batch_size`."""
         return len(self._dataset) // self._global_batch - self._inner.step
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns the position as a small dict for JSON, the same on all shards."""
-        index = self._inner.step * self._global_batch
-        fields = {"global_next_index": index, "dataset": self._identity, "content": self._content}
-        state: dict[str, Any] = plain(sealed(_KIND, fields))
-        return state
+    def _position_here(self) -> SavedPosition:
+        """Returns the position, which is the same on all shards."""
+        step = self._inner.step
+        return SavedPosition((_KIND, step, step * self._global_batch, self._identity, self._content))
 
-    def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
-        """Moves to the position recorded in a state of any shard, of any number of shards and workers.
-
-        Args:
-            state: a result of `get_state`, also after a round trip through JSON.
-            allow: intended differences to accept: "source", which is the dataset, or paths within.
-            strict: True to refuse the state if code or objects of the dataset have changed, too.
-
-        Raises:
-            CheckpointError: it is a state of something else, or does not lie between two batches of this size.
-            ValueError: the iterator is closed.
-        """
+    def _move_to(self, position: Any, stream: Stream | None = None) -> None:
+        del stream
         self._check_open()
-        checks = {"global_next_index": is_number, "dataset": is_anything, "content": is_dict}
-        checked = unsealed(state, _KIND, checks)
-        content = _below_source(checked["content"]), _below_source(self._content)
-        accept(({"source": checked["dataset"]}, {"source": self._identity}), content, allow, strict=strict)
-        index = checked["global_next_index"]
+        _, index, identity, saved = values_of(position, _KIND, is_number, is_number, is_anything, is_list)
+        content, options = texts_of(saved, self._content), accepted()
+        accept(({"source": identity}, {"source": self._identity}), content, options.allow, strict=options.strict)
         if index % self._global_batch:
             raise CheckpointError(
                 f"The state is at element {index!r}, where no global batch of {self._global_batch} begins: use the "
@@ -165,7 +154,3 @@ class ElasticIterator(EngineIterator):
         """
         self._check_open()
         self._inner.seek(step)
-
-
-def _below_source(texts: Mapping[str, str]) -> dict[str, str]:
-    return {f"source.{name}": text for name, text in texts.items()}

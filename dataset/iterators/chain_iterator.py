@@ -7,19 +7,15 @@ an iterator may begin with the dense plan and change to the sparse one at any po
 
 import dataclasses
 import functools
-import json
-import math
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.dataset.fixed_chain import FixedChain
-from millstream.dataset.iterators.brief_states import brief_state, cursor_at_end, ending_of, restored
+from millstream.dataset.iterators.chain_positions import check_resumable, fingerprint_number
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.running import Running
 from millstream.dataset.nodes.element_nodes import Batched
-from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
-from millstream.loader.checkpoints.state import STRAIGHT, LoaderState, Stream, saved_cursor, stream_of, wrong_kind
+from millstream.loader.checkpoints.envelope import STRAIGHT, SavedPosition, is_list, unreadable, wrong_kind
+from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream, saved_cursor, stream_of
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import CHAIN
 from millstream.loader.pipeline.plan import Plan
@@ -41,8 +37,8 @@ class ReadIterator(EngineIterator):
         self.raises_absent = running.shared.raises_absent
         pipelines = chain.pipelines(running.limits, running.tolerance, allows_none=allows_none)
         self._sparse, self._whole = pipelines.sparse, pipelines.shown
-        # The last brief state and its step: a join saves those of all streams below, of which few have moved.
-        self._brief = -1, ""
+        # The last saved position, and its step; -1 if there is none.
+        self._known = -1, SavedPosition()
         self._has_dense = pipelines.dense is not None
         # Workers that several chains share have one plan per chain: the sparse one, which allows for missing elements.
         self._is_dense = self._has_dense and running.shared.shared_workers is None
@@ -76,6 +72,10 @@ class ReadIterator(EngineIterator):
         return dataclasses.replace(self._sparse_stream, one_to_one=False)
 
     @property
+    def _described(self) -> Stream:  # type: ignore[override]  # it is read only
+        return self._stream
+
+    @property
     def _dense_length(self) -> int | None:
         return self._stream.length if self._has_dense else None
 
@@ -83,58 +83,52 @@ class ReadIterator(EngineIterator):
     def _num_stages(self) -> int:
         return len(self._sparse_plan.stages)
 
-    def get_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = json.loads(self._state().encode())
-        return state
+    def _position_here(self) -> SavedPosition:
+        known_step, known = self._known
+        if known_step == self._inner.step:
+            # A join saves the positions of all streams below, of which few have moved.
+            return known
+        (cursor,), step = self._inner.position_and_step()
+        if self._execution.plan.one_to_one:
+            return self.position_after(step)
+        position = self._saved(step, _cursor_at_end(saved_cursor(cursor, self._execution.plan), self._dense_length))
+        self._known = step, position
+        return position
 
-    def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
-        """Moves to the position in a state of any iterator over the same chain, with any threads and workers.
-
-        Args:
-            state: a result of `get_state`.
-            allow: intended differences to accept, as in `DataLoaderIterator.set_state`.
-            strict: True to refuse the state also if the code of the chain has changed.
-        """
-        self._check_open()
-        saved = decoded(state)
-        found = resumption(saved, self._state(), allow, strict=strict)
-        self._move(saved._replace(stream=self._stream))
-        if found.changes:
-            warn_of_changes(found.changes)
-
-    def _state_below(self) -> str:
-        """Returns the state for iterators that draw from this one: without the fingerprint."""
-        step, (known_step, text) = self._inner.step, self._brief
+    def position_after(self, step: int) -> SavedPosition:
+        """Returns the position after the first `step` elements if each position of the MapDataset has one."""
+        known_step, known = self._known
         if known_step == step:
-            return text
-        if self.next_index is not None:
-            text = self.brief_state_after(step)
-        else:
-            (cursor,) = self._inner.position_in_plan()
-            saved = cursor_at_end(saved_cursor(cursor, self._execution.plan), self._dense_length)
-            text = brief_state(step, saved, self._ending)
-        self._brief = step, text
-        return text
+            return known
+        partition = self._execution.plan.partition
+        cursor = SavedCursor(step * partition.global_block, (0,) * self._num_stages, is_final=False)
+        if partition.whole_blocks is not None and step > partition.whole_blocks:
+            cursor = cursor._replace(position=partition.length or 0, is_final=True)
+        position = self._saved(step, cursor)
+        self._known = step, position
+        return position
 
-    def _move_below(self, state: Any) -> None:
-        if not isinstance(state, str):
-            super()._move_below(state)
-            return
+    def _saved(self, step: int, cursor: SavedCursor) -> SavedPosition:
+        # Most positions are at the beginning of a block.
+        rest = (cursor.is_final, self._stream.length, *cursor.skip) if cursor.is_final or any(cursor.skip) else ()
+        return SavedPosition((self._number, step, cursor.position, *rest))
+
+    def _move_to(self, position: Any, stream: Stream | None = None) -> None:
         self._check_open()
-        self._move(restored(state, self._state()))
+        number, saved = self._read(position)
+        self._move(check_resumable(number, saved, self._state(), stream))
 
-    def brief_state_after(self, step: int) -> str:
-        """Returns that state after the first `step` elements if each position has one. The iterator does not move."""
-        block, whole_blocks, between, at_end = self._blocks
-        return f"{step} {step * block} {between}" if step <= whole_blocks else f"{step} {at_end}"
-
-    @functools.cached_property
-    def _blocks(self) -> tuple[int, float, str, str]:
-        """The size and number of whole blocks of the dense plan, and the ends of states before and after the last."""
-        partition, skip = self._execution.plan.partition, ",".join("0" * self._num_stages)
-        between, at_end = f"{skip} 0 {self._ending}", f"{partition.length} {skip} 1 {self._ending}"
-        whole_blocks = math.inf if partition.whole_blocks is None else partition.whole_blocks
-        return partition.global_block, whole_blocks, between, at_end
+    def _read(self, position: Any) -> tuple[int, LoaderState]:
+        """Returns the number of the fingerprint in a position, and the state. Anything else is a CheckpointError."""
+        if not is_list(position) or not position or type(position[0]) is not int:
+            raise wrong_kind(STRAIGHT, position)
+        try:
+            number, step, start, *rest = position
+            is_final, length, *skip = rest or (False, self._stream.length, *(0,) * self._num_stages)
+            stream = dataclasses.replace(self._stream, length=length)
+            return number, LoaderState(step, (SavedCursor.of((start, is_final, *skip)),), stream)
+        except (ValueError, TypeError) as error:
+            raise unreadable(str(error)) from error
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` elements.
@@ -167,16 +161,16 @@ class ReadIterator(EngineIterator):
         return {"is_batched": is_batched, "pipeline": self._sparse, "source": source}
 
     @functools.cached_property
-    def _ending(self) -> str:
-        return ending_of(self._stream)
+    def _number(self) -> int:
+        return fingerprint_number(self._stream)
 
     def _move(self, saved: LoaderState) -> None:
         """Moves to a position of this stream."""
-        self._brief = -1, ""
+        self._known = -1, SavedPosition()
         if self._is_dense and not self._fits_dense(saved):
             self._use_sparse(saved)
         else:
-            self._inner.set_state(self._with_skip(saved, self._own_stream, len(self._execution.plan.stages)).encode())
+            self._inner.resume(self._with_skip(saved, self._own_stream, len(self._execution.plan.stages)))
         self._was_sought = False
 
     def _state(self) -> LoaderState:
@@ -192,7 +186,7 @@ class ReadIterator(EngineIterator):
     def _with_skip(self, state: LoaderState, stream: Stream, num_stages: int) -> LoaderState:
         """Returns a state as one of another stream. Between blocks of the dense plan, nothing is skipped."""
         (cursor,) = state.cursors
-        moved = cursor_at_end(cursor, self._dense_length)
+        moved = _cursor_at_end(cursor, self._dense_length)
         moved = cursor._replace(skip=(0,) * num_stages) if self._is_dense else moved
         return state._replace(cursors=(moved,), stream=stream)
 
@@ -201,7 +195,7 @@ class ReadIterator(EngineIterator):
         execution = self._running.execution("sparse", self._sparse, CHAIN)
         stream = self._sparse_stream
         inner = DataLoaderIterator.of(execution, stream)
-        inner.set_state(saved._replace(stream=stream).encode())
+        inner.resume(saved._replace(stream=stream))
         dense = self._execution, self._inner
         self._execution, self._own_stream, self._is_dense, self._inner = execution, stream, False, inner
         self._take_over(*dense)
@@ -214,14 +208,10 @@ class ReadIterator(EngineIterator):
         self._use_sparse(self._state())
 
 
-def decoded(state: Any) -> LoaderState:
-    """Returns the state in a dict. Raises CheckpointError for anything else."""
-    if not isinstance(state, dict):
-        raise CheckpointError(f"A state of a dataset's iterator is a dict, got {type(state).__name__}.")
-    if "kind" in state:
-        raise wrong_kind(STRAIGHT, state)
-    try:
-        text = json.dumps(state)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"The state cannot be read: {error}.") from error
-    return LoaderState.decode(text.encode())
+def _cursor_at_end(cursor: SavedCursor, length: int | None) -> SavedCursor:
+    """Returns a cursor of a sparse plan; after a short last batch that of a dense plan, with nothing left to skip.
+
+    `length` is the number of positions if each has an element, otherwise None.
+    """
+    is_at_end = cursor.is_final and cursor.position + cursor.skip[0] == length and not any(cursor.skip[1:])
+    return SavedCursor(length, (0,) * len(cursor.skip), is_final=True) if is_at_end and length is not None else cursor

@@ -8,13 +8,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, f
 from millstream.core.closing import Closing
 from millstream.core.signals import interrupts
 from millstream.dataset.arguments import only_parent
-from millstream.dataset.iterators.brief_states import accepting
+from millstream.dataset.iterators.chain_positions import accepted, accepting, texts_of
 from millstream.errors import CheckpointError
 from millstream.grain_kinds import STATS, Stats
 from millstream.loader.checkpoints.checkpointable import Checkpointable
 from millstream.loader.checkpoints.compatibility import accept
 from millstream.loader.checkpoints.description import Description
-from millstream.loader.checkpoints.state import is_dict, is_number, plain, sealed, unsealed
+from millstream.loader.checkpoints.envelope import (
+    SavedPosition,
+    UsersState,
+    ending_of,
+    is_list,
+    is_number,
+    opened_dict,
+    sealed_dict,
+    values_of,
+    wrong_kind,
+)
+from millstream.loader.checkpoints.state import Stream, stream_from
 from millstream.loader.views import Insight, Inspectable
 
 T_co = TypeVar("T_co", covariant=True)
@@ -185,23 +196,28 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__}, {'closed' if self._closed else 'open'}{self._drawn_from()}>"
 
-    def _state_below(self) -> Any:
-        """Returns the state for an iterator that draws from this one, which does not change it."""
-        return self.get_state()
+    def _position_here(self) -> SavedPosition | UsersState:
+        """Returns the position for an iterator that draws from this one."""
+        return UsersState(self.get_state())
 
-    def _move_below(self, state: Any) -> None:
-        """Moves to a result of `_state_below` or `get_state`, for an iterator that draws from this one.
+    def _move_to(self, position: Any, stream: Stream | None = None) -> None:
+        """Moves to a result of `_position_here`, for an iterator that draws from this one.
+
+        `stream` is the description of the saved stream, if it is known.
 
         Raises:
-            CheckpointError: the state is refused; a user's iterator may do so with any error.
+            CheckpointError: the position is refused; a user's iterator may do so with any error.
         """
+        del stream
+        if not isinstance(position, UsersState):
+            raise wrong_kind(f"a {self._class_name}", position)
         try:
-            self.set_state(state)
+            self.set_state(position.value)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(
-                f"A {self._class_name} cannot resume from the state {state!r:.80}: its set_state raised "
+                f"A {self._class_name} cannot resume from the state {position.value!r:.80}: its set_state raised "
                 f"{type(error).__name__}: {error}. Pass a state of the same chain."
             ) from error
 
@@ -229,14 +245,14 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
             raise ValueError(CLOSED)
 
 
-def state_below(iterator: DatasetIterator[Any]) -> Any:
-    """Returns the state of an iterator, for code that draws from it."""
-    return iterator._state_below()  # noqa: SLF001  (of the class above)
+def position_of(iterator: DatasetIterator[Any]) -> SavedPosition | UsersState:
+    """Returns the position of an iterator, for code that draws from it."""
+    return iterator._position_here()  # noqa: SLF001  (of the class above)
 
 
-def move_to(iterator: DatasetIterator[Any], state: Any) -> None:
-    """Moves an iterator to a state that `state_below` or its own `get_state` returned."""
-    iterator._move_below(state)  # noqa: SLF001  (of the class above)
+def move_to(iterator: DatasetIterator[Any], position: Any) -> None:
+    """Moves an iterator to a position that `position_of` returned, also after JSON."""
+    iterator._move_to(position)  # noqa: SLF001  (of the class above)
 
 
 def drawn_from(iterator: DatasetIterator[Any], count: int) -> Drawn[Any]:
@@ -249,6 +265,49 @@ def call_if_possible(iterator: object, name: str) -> None:
     method = getattr(iterator, name, None)
     if callable(method):
         method()
+
+
+class SavingIterator(DatasetIterator[T_co]):
+    """An iterator of the library, whose states are sealed positions."""
+
+    _owns_states = True
+    _described: Stream | None = None
+    """The stream of the last operations, which a state describes; None if there are none."""
+
+    def _position_here(self) -> SavedPosition:
+        """Returns the position: its description, the step, and further values."""
+        raise NotImplementedError
+
+    def _move_to(self, position: Any, stream: Stream | None = None) -> None:
+        raise NotImplementedError
+
+    def get_state(self) -> dict[str, Any]:
+        stream = self._described
+        if stream is None:
+            return sealed_dict(self._position_here(), None, _WITHOUT_STREAM)
+        return sealed_dict(self._position_here(), stream.fields, stream.ending)
+
+    def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
+        """Moves to the position in a state of any iterator over the same chain, with any threads and workers.
+
+        Args:
+            state: a result of `get_state`, also after a round trip through JSON.
+            allow: intended differences to accept, in all datasets below, too: names or paths as in
+                `DataLoaderIterator.set_state`.
+            strict: True to refuse the state also if the content of a dataset has changed.
+
+        Raises:
+            CheckpointError: the state does not belong to this chain. The iterator is unchanged.
+            ValueError: the iterator is closed, or `allow` has an unknown name.
+        """
+        self._check_open()
+        saved = opened_dict(state)
+        stream = None if saved.stream is None else stream_from(saved.stream)
+        with accepting(allow, strict=strict):
+            self._move_to(saved.position, stream)
+
+
+_WITHOUT_STREAM = ending_of(None)
 
 
 class ForeignHolder(DatasetIterator[T_co]):
@@ -310,13 +369,11 @@ KEPT_BY_ITER_DATASET = {"_parents", "_depth", "_step"}
 
 
 @final
-class CountedIterator(ForeignHolder[Any]):
+class CountedIterator(ForeignHolder[Any], SavingIterator[Any]):
     """An iterator without states. Its position is the number of elements it has yielded.
 
     `begin` returns the iterator at its beginning; `first` is its first result.
     """
-
-    _owns_states = True
 
     def __init__(
         self,
@@ -327,7 +384,8 @@ class CountedIterator(ForeignHolder[Any]):
     ) -> None:
         super().__init__()
         self.name = name
-        self._described = described
+        texts = described["words"], described["content"]
+        self._identity, self._content = (SavedPosition(sorted(each.items())) for each in texts)
         self._begin = begin
         self._iterator = first
         self._count = 0
@@ -360,24 +418,22 @@ class CountedIterator(ForeignHolder[Any]):
         finally:
             self._release()
 
-    def get_state(self) -> dict[str, Any]:
-        return plain(self._state_below())  # type: ignore[no-any-return]  # a dict, too
+    def _position_here(self) -> SavedPosition:
+        return SavedPosition((_COUNTED, self._count, self._identity, self._content))
 
-    def _state_below(self) -> Any:
-        return sealed(_COUNTED, {"count": self._count, **self._described})
-
-    def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
+    def _move_to(self, position: Any, stream: Stream | None = None) -> None:
+        del stream
         self._check_open()
-        saved = unsealed(state, _COUNTED, {"count": is_number, "words": is_dict, "content": is_dict})
-        identity, content = ((saved[name], self._described[name]) for name in ("words", "content"))
-        with accepting(allow, strict=strict) as accepted:
-            accept(identity, content, accepted.allow, strict=accepted.strict)
+        count, *saved = values_of(position, _COUNTED, is_number, is_list, is_list)
+        identity, content = map(texts_of, saved, (self._identity, self._content))
+        options = accepted()
+        accept(identity, content, options.allow, strict=options.strict)
         before = self._count
-        self._use(lambda: self._restart(saved["count"]))
-        if self._count < saved["count"]:
+        self._use(lambda: self._restart(count))
+        if self._count < count:
             there, self._has_failed = self._count, True
             self._count = before
-            raise CheckpointError(f"The state is after {saved['count']} elements of {self.name}, which has {there}.")
+            raise CheckpointError(f"The state is after {count} elements of {self.name}, which has {there}.")
 
     def _restart(self, count: int) -> None:
         self._has_failed = True

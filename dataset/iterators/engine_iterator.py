@@ -3,7 +3,7 @@
 from typing import Any
 
 from millstream.core.signals import interrupts
-from millstream.dataset.iterators.dataset_iterator import CLOSED, DatasetIterator, Drawn
+from millstream.dataset.iterators.dataset_iterator import CLOSED, Drawn, SavingIterator
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.elements import Elements, Origins
@@ -11,12 +11,11 @@ from millstream.loader.views import Consumer, Insight
 from millstream.transforms.of_chains import AbsentElement
 
 
-class EngineIterator(DatasetIterator[Any]):
+class EngineIterator(SavingIterator[Any]):
     """An iterator whose elements come from a loader's iterator."""
 
     _execution: Execution
     _inner: DataLoaderIterator
-    _owns_states = True
     _was_sought = False
     """True if elements may be missing before its position, because `seek` has counted positions."""
 

@@ -2,41 +2,35 @@
 
 import dataclasses
 import functools
-import json
 import sys
-from collections.abc import Collection
 from typing import Any, final
 
 import numpy as np
 
 from millstream.dataset.fixed_chain import FixedChain
-from millstream.dataset.iterators.brief_states import accepting
-from millstream.dataset.iterators.chain_iterator import decoded
+from millstream.dataset.iterators.chain_positions import check_resumable, fingerprint_number
 from millstream.dataset.iterators.dataset_iterator import (
     DatasetIterator,
     UsersIterator,
     drawn_from,
     move_to,
-    state_below,
+    position_of,
 )
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.recovering_iterator import insights_below
 from millstream.dataset.iterators.running import Running
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.state import (
-    LoaderState,
-    Sealed,
-    canonical,
+from millstream.loader.checkpoints.envelope import (
+    SavedPosition,
     is_anything,
-    is_dict,
+    is_fingerprint,
+    is_list,
     is_number,
-    plain,
-    sealed,
-    state_at,
-    stream_of,
-    unsealed,
+    unreadable,
+    values_of,
 )
+from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream, saved_cursor, stream_of
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import FED_CHAIN
@@ -95,61 +89,61 @@ class FedIterator(EngineIterator):
         self._execution.insight.streams = functools.partial(insights_below, stream)
         self.description = stream_of(self._execution.plan, fingerprint)
         self._inner = DataLoaderIterator.of(self._execution, self.description)
-        # The saved state of the stream that the last state contains, and its canonical JSON.
-        self._saved: tuple[Any, str] = None, ""
+        self._number = fingerprint_number(self.description)
 
     @property
     def engine(self) -> tuple[Execution, DataLoaderIterator]:
         return self._execution, self._inner
 
-    def get_state(self) -> dict[str, Any]:
+    @property
+    def _described(self) -> Stream:  # type: ignore[override]  # it is read only
+        return self.description
+
+    def _position_here(self) -> SavedPosition:
         """Returns an earlier position of the stream, and the progress of the operations since then."""
-        state: dict[str, Any] = plain(self._state_below())
-        return state
+        # Before the position, which another thread may move on: those before an earlier one may then be gone.
+        kept = self._feed.kept()
+        position, step = self._inner.position_and_step()
+        # One kept at the block may not be known yet.
+        first, below = next((each for each in reversed(kept) if each[0] < position[0].block), kept[0])
+        return self.position_of(position, step, first, below)
 
-    def _state_below(self) -> Sealed:
-        # Before the position, which another thread may move on: the states before an earlier one may then be gone.
-        states = self._feed.kept()
-        made = self._inner.loader_state()
-        block = made.cursors[0].position // self.block
-        # One saved at the block may not be known yet.
-        first, kept = next((state for state in reversed(states) if state[0] < block), states[0])
-        saved = self._saved
-        if saved[0] is not kept:
-            self._saved = saved = kept, canonical(kept)
-        return _sealed(first, made, *saved)
+    def position_of(self, position: Position, step: int, block: int, below: Any) -> SavedPosition:
+        """Returns the saved position at one of the operations, after `step` elements.
 
-    def state_of(self, position: Position, step: int, block: int, state: Sealed) -> Sealed:
-        """Returns the state at a position of the operations, after `step` elements.
-
-        The state of the stream is that at the beginning of a block at or before the position.
+        That of the stream is `below`, at the beginning of a block at or before the position.
         """
-        return _sealed(block, state_at(position, step, self._execution.plan, self.description), state, state.text)
+        (cursor,) = position
+        numbers = saved_cursor(cursor, self._execution.plan).numbers
+        return SavedPosition((_KIND, step, self._number, block, numbers, below))
 
-    def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
-        """Moves to the position in a state of any iterator over the same chain, with any threads and workers.
+    def _move_to(self, position: Any, stream: Stream | None = None) -> None:
+        self.restore(position, stream)
 
-        Args:
-            state: a result of `get_state`.
-            allow: intended differences to accept: "operations", "stream", or paths within, as in
-                `DataLoaderIterator.set_state`. They hold for the stream, too.
-            strict: True to refuse the state also if their content, or that of the stream, has changed.
-        """
+    def restore(self, position: Any, stream: Stream | None = None) -> int:
+        """Moves to a saved position. Returns the block at which the stream was saved."""
         self._check_open()
-        state = unsealed(state, _KIND, {"block": is_number, "made": is_dict, "stream": is_anything})
-        before, saved = self._inner.get_state(), decoded(state["made"])
-        with accepting(allow, strict=strict) as accepted:
-            self._inner.set_state(saved.encode(), allow=accepted.allow, strict=accepted.strict)
-            try:
-                self._check_block(state["block"], saved)
-                self._feed.restore(state["block"], state["stream"])
-            except BaseException:
-                self._inner.set_state(before)
-                raise
+        values = values_of(position, _KIND, is_number, is_fingerprint, is_number, is_list, is_anything)
+        step, number, block, numbers, below = values
+        try:
+            saved = LoaderState(step, (SavedCursor.of(numbers),), self.description)
+        except (ValueError, TypeError) as error:
+            raise unreadable(str(error)) from error
+        before = self._inner.loader_state()
+        self._inner.resume(check_resumable(number, saved, before, stream))
+        try:
+            self._check_block(block, saved)
+            self._feed.restore(block, below)
+        except BaseException:
+            self._inner.resume(before)
+            raise
+        return int(block)
 
     def _check_block(self, block: int, saved: LoaderState) -> None:
         if block > saved.cursors[0].position // self.block:
-            raise CheckpointError("The state cannot be read: its stream is ahead of it. Give an unchanged one.")
+            raise CheckpointError(
+                "Cannot read the state: its stream is ahead of it. Pass a result of get_state(), unchanged."
+            )
 
     def start_prefetch(self) -> None:
         """Starts prefetching here, or in the streams below if nothing prefetches here.
@@ -163,14 +157,6 @@ class FedIterator(EngineIterator):
             self._parent.start_prefetch()
 
 
-def _sealed(block: int, made: LoaderState, stream: Any, stream_text: str) -> Sealed:
-    """Returns a state, given the states of the operations and of the stream, and the canonical JSON of the latter."""
-    text = made.encode().decode()
-    return sealed(
-        _KIND, {"block": block, "made": json.loads(text), "stream": stream}, {"made": text, "stream": stream_text}
-    )
-
-
 @final
 class _Drawing:
     """Draws elements from an iterator, and finds out their origins."""
@@ -180,7 +166,7 @@ class _Drawing:
         self._stall_timeout = stall_timeout
 
     def get_state(self) -> Any:
-        return state_below(self._stream)
+        return position_of(self._stream)
 
     def set_state(self, state: Any) -> None:
         move_to(self._stream, state)

@@ -4,7 +4,8 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from types import NoneType
 from typing import Any, final
 
 from millstream.core.descriptions import described, function_name
@@ -18,7 +19,15 @@ from millstream.dataset.iterators.dataset_iterator import (
 )
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.state import Check, is_anything, is_flag, is_number, sealed, unsealed
+from millstream.loader.checkpoints.envelope import (
+    SavedPosition,
+    UsersState,
+    is_anything,
+    is_flag,
+    is_number,
+    unreadable,
+    values_of,
+)
 from millstream.sources.base import HeldRecords, is_held, own
 
 _COPY_ATTEMPTS = 3
@@ -135,30 +144,27 @@ class _StatefulIterator(ForeignHolder[Any], RecoveringIterator[Any]):
         self._is_fresh = False
         return listed(self._iterator, count, [])
 
-    def _state(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {"count": self._step, "stream": self.name, "source": None}
+    def _state(self) -> SavedPosition:
+        state: UsersState | None = None
         if self._has_ended:
             # Its owner may have begun again.
-            fields["ended"] = True
+            pass
         elif self._step == self._loaded[0]:
-            fields["source"] = copy.deepcopy(self._loaded[1])
+            state = UsersState(copy.deepcopy(self._loaded[1]))
         else:
-            fields["source"] = copy.deepcopy(self._stateful.state_dict())
-        return sealed(_KIND, fields)
+            state = UsersState(copy.deepcopy(self._stateful.state_dict()))
+        return SavedPosition((_KIND, self._step, self.name, self._has_ended, state))
 
-    def _move(self, state: dict[str, Any]) -> None:
-        checks: dict[str, Check] = {"count": is_number, "stream": is_anything, "source": is_anything}
-        if isinstance(state, Mapping) and "ended" in state:
-            checks["ended"] = is_flag
-        checked = unsealed(state, _KIND, checks)
-        if checked["stream"] != self.name:
-            raise CheckpointError(
-                f"The state belongs to another stream: saved {checked['stream']!r}, here {self.name!r}."
-            )
+    def _move(self, position: Any) -> None:
+        step, name, has_ended, state = values_of(position, _KIND, is_number, is_anything, is_flag, is_anything)
+        if name != self.name:
+            raise CheckpointError(f"The state belongs to another stream: saved {name!r}, here {self.name!r}.")
+        if not isinstance(state, UsersState | NoneType):
+            raise unreadable(f"it is {state!r:.40} instead of a state of {name!r}")
         call_if_possible(self._iterator, "close")
-        source = copy.deepcopy(checked["source"]) if checked["count"] else None
+        source = copy.deepcopy(state.value) if step and state is not None else None
         self._begin(source)
-        self._step, self._loaded, self._has_ended = checked["count"], (checked["count"], source), "ended" in checked
+        self._step, self._loaded, self._has_ended = step, (step, source), has_ended
         if self._has_ended:
             self._iterator = iter(())
 

@@ -10,15 +10,15 @@ import dataclasses
 import functools
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from millstream.core.signals import interrupts
-from millstream.dataset.iterators.brief_states import accepting
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, SavingIterator
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.loader.checkpoints.checkpointable import Exclusive
-from millstream.loader.checkpoints.state import plain
+from millstream.loader.checkpoints.envelope import SavedPosition
+from millstream.loader.checkpoints.state import Stream
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import FED_CHAIN, Profiler
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -41,7 +41,7 @@ _TRIES = 100
 """The number of times that a state is taken again because another thread has moved the iterator meanwhile."""
 
 
-class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
+class RecoveringIterator(Measured, Exclusive, SavingIterator[T_co]):
     """Draws from its parents, and stays at the same position as they, whatever interrupts it.
 
     Many elements are drawn in one call, which takes a fraction of the time of as many calls.
@@ -54,7 +54,6 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
     )
     leader: DataLoaderIterator | None = None
     """An iterator without elements that dispatches the calls of the iterators below to its workers, if any."""
-    _owns_states = True
     name = ""
     """The description of what it iterates over."""
     _reads_together = False
@@ -83,8 +82,8 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
     """The maximum number of elements of the next run."""
     _num_moves = 0
     """The number of times that it has begun to draw, or was moved."""
-    _known: tuple[int, Any] = (-1, None)
-    """The last state that was taken, and `_num_moves` then."""
+    _known: tuple[int, SavedPosition] = (-1, SavedPosition())
+    """The last position that was taken, and `_num_moves` then."""
     _is_at_end = False
     """True if the stream ended before a draw had all of its elements."""
 
@@ -236,26 +235,21 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
             snapshot = insight.snapshot()
             self.replaced = snapshot if self.replaced is None else added(self.replaced, snapshot)
 
-    def get_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = plain(self._state_below())
-        return state
-
-    def _state_below(self) -> Any:
+    def _position_here(self) -> SavedPosition:
         for _ in range(_TRIES):
             if self._is_in_use or self._is_torn:
                 # Refused if it is in use, also by a call that recovers.
                 self._alone(self._recover)
             step = self._step
-            state = self._state_here()
+            position = self._state_here()
             # Another thread may have drawn from some of the parents meanwhile.
             if step == self._step and not self._is_in_use:
-                return state
+                return position
         raise ValueError(self._in_use)
 
-    def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
-        """Moves to a position. `allow` and `strict` hold for the datasets below."""
-        with accepting(allow, strict=strict):
-            self._go(functools.partial(self._move, state))
+    def _move_to(self, position: Any, stream: Stream | None = None) -> None:
+        del stream
+        self._go(functools.partial(self._move, position))
 
     def _go(self, move: Callable[[], None]) -> None:
         """Moves the parents and this iterator. An interruption leaves it where it was."""
@@ -290,20 +284,20 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
         """Returns the next elements, and does not count them. The caller recovers from a failure."""
 
     @abc.abstractmethod
-    def _state(self) -> dict[str, Any]: ...
+    def _state(self) -> SavedPosition: ...
 
     @abc.abstractmethod
-    def _move(self, state: dict[str, Any]) -> None:
+    def _move(self, position: Any) -> None:
         """Moves the parents and this iterator. The caller recovers from a failure."""
 
-    def _state_here(self) -> Any:
-        """Returns the state, which is taken once per position: all iterators above ask for it, at each of theirs."""
+    def _state_here(self) -> SavedPosition:
+        """Returns the position, which is taken once per position: all iterators above ask for it, at each of theirs."""
         moves = self._num_moves
-        known_at, state = self._known
+        known_at, position = self._known
         if known_at != moves:
-            state = self._state()
-            self._known = moves, state
-        return state
+            position = self._state()
+            self._known = moves, position
+        return position
 
     def _keep(self) -> None:
         self._kept_state, self._kept_step, self._num_since = self._state_here(), self._step, 0

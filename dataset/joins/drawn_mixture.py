@@ -1,29 +1,27 @@
 """The iterator of mixed streams, which draws from the stream that is due, as a MixtureSampler computes it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.dataset.iterators.chain_iterator import ReadIterator
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, state_below
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, position_of
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.state import (
-    Check,
-    Sealed,
-    canonical,
+from millstream.loader.checkpoints.envelope import (
+    SavedPosition,
     is_anything,
     is_flag,
     is_list,
     is_number,
-    sealed,
-    unsealed,
+    values_of,
 )
 from millstream.samplers.mixtures.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
 from millstream.samplers.order import by_number
 
+_KIND = "a mixture"
 LOOK_AHEAD = 1024
 """The number of elements whose streams are computed in one call."""
 
@@ -43,13 +41,15 @@ class MixedIterator(RecoveringIterator[Any]):
         super().__init__(parents)
         self._names = names
         # A stream that a state does not name begins again.
-        self._beginnings = {} if names is None else dict(zip(names, map(state_below, self._parents), strict=True))
+        self._beginnings = {} if names is None else dict(zip(names, map(position_of, self._parents), strict=True))
         self._weights = weights
         (self._schedule,) = MixingSchedule([(0, weights)], [None] * len(self._parents), FIRST_EXHAUSTED).phases
         self._ended = False
         self._first = 0
         self._due: NDArray[Any] = np.empty(0, np.int64)
-        self._weights_text = canonical(list(weights))
+        # Named datasets may have other weights from a saved position on.
+        self._saved_names = None if names is None else SavedPosition(names)
+        self._saved_weights = SavedPosition(weights) if names is None else None
 
     def below(self) -> Iterator[tuple[str, Any]]:
         return zip(map(str, self._names or range(len(self._parents))), self._parents, strict=True)
@@ -99,8 +99,8 @@ class MixedIterator(RecoveringIterator[Any]):
             self._due = self._schedule.locate(positions)[0]
         return self._due[row : row + count]
 
-    def _state(self) -> Sealed:
-        return self._state_of([state_below(parent) for parent in self._parents], self._step, ended=self._ended)
+    def _state(self) -> SavedPosition:
+        return self._position([position_of(parent) for parent in self._parents], self._step, ended=self._ended)
 
     def drawn_at(self, position: int) -> tuple[int, ...]:
         """Returns the number of elements of each stream before a position, if all begin with the mixture."""
@@ -113,48 +113,34 @@ class MixedIterator(RecoveringIterator[Any]):
         known = tuple(count for count in counts if count is not None)
         return known if len(known) == len(counts) and not self._ended else None
 
-    def state_after(self, position: int, drawn: Sequence[int]) -> Sealed:
-        """Returns the state at a position, given the number of elements drawn from each stream.
+    def position_after(self, position: int, drawn: Sequence[int]) -> SavedPosition:
+        """Returns the saved position at a position, given the number of elements drawn from each stream.
 
         All of them have random access.
         """
-        states = [parent.brief_state_after(count) for parent, count in zip(self._parents, drawn, strict=True)]
-        return self._state_of(states, position, ended=False)
+        parents = [parent.position_after(count) for parent, count in zip(self._parents, drawn, strict=True)]
+        return self._position(parents, position, ended=False)
 
-    def _state_of(self, states: list[Any], position: int, *, ended: bool) -> Sealed:
-        fields: dict[str, Any] = {"position": position, "ended": ended}
-        texts = {"ended": "true" if ended else "false"}
-        if self._names is None:
-            fields |= {"weights": list(self._weights), "parents": states}
-            texts["weights"] = self._weights_text
-            if set(map(type, states)) == {str}:
-                # Brief states have only letters, digits, spaces and commas.
-                texts["parents"] = '["' + '","'.join(states) + '"]'
-        else:
-            fields["parents"] = dict(zip(self._names, states, strict=True))
-        return sealed("a mixture", fields, texts)
+    def _position(self, parents: list[Any], step: int, *, ended: bool) -> SavedPosition:
+        return SavedPosition((_KIND, step, ended, self._saved_names, self._saved_weights, tuple(parents)))
 
-    def _move(self, state: dict[str, Any]) -> None:
+    def _move(self, position: Any) -> None:
         """Moves to a position. With names, unknown streams start at their beginning."""
-        checks: dict[str, Check] = {"position": is_number, "ended": is_flag, "parents": is_anything}
-        # Named datasets may have other weights from here on.
-        if isinstance(state, Mapping) and "weights" in state:
-            checks["weights"] = is_list
-        checked = unsealed(state, "a mixture", checks)
-        saved = checked["parents"]
-        if (weights := checked.get("weights")) is not None and tuple(weights) != self._weights:
+        values = values_of(position, _KIND, is_number, is_flag, is_anything, is_anything, is_list)
+        step, ended, names, weights, saved = values
+        if (self._names is None) != (names is None):
+            raise CheckpointError(
+                "A mixture of a mapping has its states by name, and one of a list in order: build it as it was saved."
+            )
+        if self._names is None and tuple(weights) != self._weights:
             raise CheckpointError(
                 f"The state is of a mixture with other weights: saved {tuple(weights)}, here {self._weights}. Build it "
                 "as it was saved; or name the datasets, whose weights may then change."
             )
-        if (self._names is not None) != isinstance(saved, Mapping):
-            raise CheckpointError(
-                "A mixture of a mapping has its states by name, and one of a list in order: build it as it was saved."
-            )
-        # Without names, there are as many states as weights.
-        states = list(saved)
+        # Without names, there are as many positions as weights.
         if self._names is not None:
-            states = [saved[name] if name in saved else self._beginnings[name] for name in self._names]
-        for parent, own in zip(self._parents, states, strict=True):
+            by_name = dict(zip(names, saved, strict=True))
+            saved = [by_name[name] if name in by_name else self._beginnings[name] for name in self._names]
+        for parent, own in zip(self._parents, saved, strict=True):
             move_to(parent, own)
-        self._step, self._ended, self._due = checked["position"], checked["ended"], np.empty(0, np.int64)
+        self._step, self._ended, self._due = step, ended, np.empty(0, np.int64)

@@ -8,12 +8,16 @@ from typing import Any, final
 import numpy as np
 
 from millstream.core.checks import as_integer
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, state_below
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, position_of
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.stream_steps import Join, OpenBelow
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.state import is_anything, is_number, sealed, unsealed
+from millstream.loader.checkpoints.envelope import SavedPosition, is_anything, is_number, values_of
 from millstream.loader.scheduling.feed import KEPT_ELEMENTS
+
+_LIMITED = "a limited dataset"
+_SKIPPED = "a stream without its first elements"
+_CACHED = "a cached dataset"
 
 
 @final
@@ -47,18 +51,17 @@ class _LimitIterator(RecoveringIterator[Any]):
     def _draw(self, count: int) -> Drawn[Any]:
         return drawn_from(self._parent, min(count, self._limit - self._step))
 
-    def _state(self) -> dict[str, Any]:
-        return sealed("a limited dataset", {"count": self._step, "parent": state_below(self._parent)})
+    def _state(self) -> SavedPosition:
+        return SavedPosition((_LIMITED, self._step, position_of(self._parent)))
 
-    def _move(self, state: dict[str, Any]) -> None:
-        checked = unsealed(state, "a limited dataset", {"count": is_number, "parent": is_anything})
-        if checked["count"] > self._limit:
+    def _move(self, position: Any) -> None:
+        step, saved = values_of(position, _LIMITED, is_number, is_anything)
+        if step > self._limit:
             raise CheckpointError(
-                f"The state is after {checked['count']} elements, and here .take({self._limit}) ends before: use its "
-                "former count."
+                f"The state is after {step} elements, and here .take({self._limit}) ends before: use its former count."
             )
-        move_to(self._parent, checked["parent"])
-        self._step = checked["count"]
+        move_to(self._parent, saved)
+        self._step = step
 
     def seek(self, step: int) -> None:
         if not 0 <= as_integer(step, "step") <= self._limit:
@@ -102,21 +105,18 @@ class _SkippedIterator(RecoveringIterator[Any]):
                 return Drawn([], error)
         return drawn_from(self._parent, count)
 
-    def _state(self) -> dict[str, Any]:
-        return sealed(_SKIPPED, {"step": self._step, "skipped": self._num_skipped, "parent": state_below(self._parent)})
+    def _state(self) -> SavedPosition:
+        return SavedPosition((_SKIPPED, self._step, self._num_skipped, position_of(self._parent)))
 
-    def _move(self, state: dict[str, Any]) -> None:
-        checked = unsealed(state, _SKIPPED, {"step": is_number, "skipped": is_number, "parent": is_anything})
-        if checked["skipped"] != self._num_skipped:
+    def _move(self, position: Any) -> None:
+        step, skipped, saved = values_of(position, _SKIPPED, is_number, is_number, is_anything)
+        if skipped != self._num_skipped:
             raise CheckpointError(
-                f"The state is of a stream without its first {checked['skipped']} elements, and here it is "
-                f"{self._num_skipped}: write .skip({checked['skipped']})."
+                f"The state is of a stream without its first {skipped} elements, and here it is {self._num_skipped}: "
+                f"write .skip({skipped})."
             )
-        move_to(self._parent, checked["parent"])
-        self._step = checked["step"]
-
-
-_SKIPPED = "a stream without its first elements"
+        move_to(self._parent, saved)
+        self._step = step
 
 
 @final
@@ -136,7 +136,7 @@ class _CacheIterator(RecoveringIterator[Any]):
 
     def __init__(self, parent: DatasetIterator[Any]) -> None:
         super().__init__(parent)
-        self._beginning = state_below(parent)
+        self._beginning = position_of(parent)
         self._kept: list[Any] = []
         # False while the parent may be after another element than the last one kept.
         self._is_in_step = True
@@ -146,18 +146,18 @@ class _CacheIterator(RecoveringIterator[Any]):
         error = self._keep_next(missing) if missing > 0 else None
         return Drawn(list(map(_copied, self._kept[self._step : self._step + count])), error)
 
-    def _state(self) -> dict[str, Any]:
-        return sealed("a cached dataset", {"position": self._step, "parent": self._beginning})
+    def _state(self) -> SavedPosition:
+        return SavedPosition((_CACHED, self._step, self._beginning))
 
-    def _move(self, state: dict[str, Any]) -> None:
-        checked = unsealed(state, "a cached dataset", {"position": is_number, "parent": is_anything})
-        if not self._kept or checked["parent"] != self._beginning:
+    def _move(self, position: Any) -> None:
+        step, beginning = values_of(position, _CACHED, is_number, is_anything)
+        if not self._kept or beginning != self._beginning:
             # The state may belong to another stream, and is then refused.
             self._is_in_step = False
-            move_to(self._parent, checked["parent"])
+            move_to(self._parent, beginning)
             self._is_in_step = not self._kept
         # The elements before it are drawn with the next one, when the workers below are there.
-        self._step = checked["position"]
+        self._step = step
 
     def _keep_next(self, count: int) -> BaseException | None:
         """Keeps the next elements of the parent. Returns the error that follows them, if any."""

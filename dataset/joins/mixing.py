@@ -10,7 +10,7 @@ stream takes over at that position.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from millstream.dataset.chain import Chain, fixed_chain, joint_reading
 from millstream.dataset.fixed_chain import FixedChain, checked_maps
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, position_of
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.running import Running, Shared, WarmWorkers
@@ -29,7 +29,8 @@ from millstream.dataset.nodes.joining_nodes import Mixed
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions
 from millstream.dataset.stream_steps import Join, OpenBelow, StreamStep
-from millstream.loader.checkpoints.state import Sealed, plain
+from millstream.loader.checkpoints.envelope import SavedPosition
+from millstream.loader.checkpoints.state import Stream
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import MIXED_CHAIN
@@ -225,26 +226,25 @@ class MixtureIterator(EngineIterator):
         self._begin, self._lead, self._mixed_from = 0, (0,) * len(parents), self._mixed
         self._execution, self._inner = self._engine_of(self._mixed)
 
-    def get_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = plain(self._state_below())
-        return state
+    @property
+    def _described(self) -> Stream:  # type: ignore[override]  # it is read only
+        return self._fed.description
 
-    def _state_below(self) -> Sealed:
+    def _position_here(self) -> SavedPosition:
         if not self._is_random:
-            return self._fed._state_below()  # noqa: SLF001  (of the same base class)
+            return position_of(self._fed)  # type: ignore[return-value]  # it is one of the library
         position, step = self._inner.position_and_step()
         (cursor,) = position
         first = self._first_of(cursor.block, self._mixed_from)
         drawn: Sequence[int] = self._stream.drawn_at(first)
         if self._mixed_from is not self._mixed:
             drawn = [count + lead for count, lead in zip(drawn, self._lead, strict=True)]
-        return self._fed.state_of(position, step, cursor.block, self._stream.state_after(first, drawn))
+        return self._fed.position_of(position, step, cursor.block, self._stream.position_after(first, drawn))
 
-    def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
-        """Moves to the position in a state. The arguments are those of `FedIterator.set_state`."""
+    def _move_to(self, position: Any, stream: Stream | None = None) -> None:
         self._check_open()
-        self._fed.set_state(state, allow=allow, strict=strict)
-        if self._is_random and not self._follow(state["block"]):
+        block = self._fed.restore(position, stream)
+        if self._is_random and not self._follow(block):
             self._draw()
         self._was_sought = False
 
@@ -338,5 +338,5 @@ class MixtureIterator(EngineIterator):
             self._stream.skip_absent()
             return
         self._check_not_sought(missing)
-        self._fed.set_state(self.get_state())
+        self._fed.restore(self._position_here())
         self._draw()

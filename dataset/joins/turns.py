@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 from millstream.core.signals import interrupts, is_from_signal_handler
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, state_below
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, position_of
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.stream_steps import Join, OpenBelow, StreamStep, stream_of
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.state import is_anything, is_flag, is_list, is_number, sealed, unsealed
+from millstream.loader.checkpoints.envelope import SavedPosition, is_anything, is_flag, is_list, is_number, values_of
 
 
 @final
@@ -37,18 +37,19 @@ class Interleave(Join):
 
 
 _KIND = "interleaved datasets"
+_REPEATED = "a repeated dataset"
 
 
 class _Slot:
-    """An open dataset with its number, -1 for none. Once it has ended, `last` is its state at its end."""
+    """An open dataset with its number, -1 for none. Once it has ended, `last` is its position at its end."""
 
     number = -1
     iterator: DatasetIterator[Any] | None = None
     last: Any = None
 
-    def state(self) -> dict[str, Any]:
-        last = self.last if self.iterator is None else state_below(self.iterator)
-        return {"dataset": self.number, "ended": self.iterator is None, "state": last}
+    def position(self) -> SavedPosition:
+        last = self.last if self.iterator is None else position_of(self.iterator)
+        return SavedPosition((self.number, self.iterator is None, last))
 
 
 _NOTHING = object()
@@ -155,19 +156,19 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         self._open_early()
         return None
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> SavedPosition:
         self._begin()
-        slots = [slot.state() for slot in self._slots]
-        return sealed(_KIND, {"step": self._step, "next": self._next, "turn": self._turn, "slots": slots})
+        slots = tuple(slot.position() for slot in self._slots)
+        return SavedPosition((_KIND, self._step, self._next, self._turn, slots))
 
-    def _move(self, state: dict[str, Any]) -> None:
-        checked = unsealed(state, _KIND, {"step": is_number, "next": is_number, "turn": is_number, "slots": is_list})
-        if len(checked["slots"]) != len(self._slots):
+    def _move(self, position: Any) -> None:
+        step, following, turn, saved_slots = values_of(position, _KIND, is_number, is_number, is_number, is_list)
+        if len(saved_slots) != len(self._slots):
             raise CheckpointError(
-                f"The state is of {len(checked['slots'])} datasets that were open at a time, but here it is "
+                f"The state is of {len(saved_slots)} datasets that were open at a time, but here it is "
                 f"{len(self._slots)}: build InterleaveIterDataset with the cycle_length that it had."
             )
-        count, last = len(self._datasets), checked["next"] - 1
+        count, last = len(self._datasets), following - 1
         if last >= count:
             raise CheckpointError(
                 f"The state is at dataset {last} of those that are interleaved, and there are {count} here: give "
@@ -175,13 +176,13 @@ class _InterleaveIterator(RecoveringIterator[Any]):
             )
         slots: list[_Slot] = []
         try:
-            for saved in checked["slots"]:
+            for number, has_ended, saved in saved_slots:
                 slot = _Slot()
-                slot.number, slot.last = saved["dataset"], saved["state"]
+                slot.number, slot.last = number, saved
                 slots.append(slot)
-                if not saved["ended"]:
-                    slot.iterator = self._opened(self._datasets[slot.number], slot.number)
-                    move_to(slot.iterator, saved["state"])
+                if not has_ended:
+                    slot.iterator = self._opened(self._datasets[number], number)
+                    move_to(slot.iterator, saved)
         except BaseException:
             for slot in slots:
                 if slot.iterator is not None:
@@ -190,9 +191,9 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         for _, replaced in self.below():
             self.keep_measurements(replaced)
         self._close_all()
-        self._slots, self._next, self._turn = slots, checked["next"], checked["turn"]
+        self._slots, self._next, self._turn = slots, following, turn
         # A state of a closed iterator may have slots in which no dataset was opened yet.
-        self._step, self._is_begun = checked["step"], False
+        self._step, self._is_begun = step, False
 
     def start_prefetch(self) -> None:
         """Opens the first datasets, and starts their prefetching."""
@@ -219,8 +220,8 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         """Opens the next dataset in a slot, or none if there are no more. After an error, it can be retried."""
         number, iterator = self._following()
         ended = slot.iterator
-        # Only a slot that stays empty has the state of the dataset that has ended in it.
-        last = state_below(ended) if ended is not None and iterator is None else slot.last
+        # Only a slot that stays empty has the position of the dataset that has ended in it.
+        last = position_of(ended) if ended is not None and iterator is None else slot.last
         # In one statement, so that an exception of a signal handler comes before or after it.
         slot.iterator, self._next, slot.last = iterator, number + 1, last
         if iterator is not None:
@@ -297,7 +298,7 @@ class _RepeatIterator(RecoveringIterator[Any]):
         super().__init__(parent)
         self._num_epochs = num_epochs
         self._epoch = 0
-        self._beginning = state_below(parent)
+        self._beginning = position_of(parent)
         # True until this epoch yields an element. An epoch that yields nothing is the last.
         self._is_empty = True
 
@@ -332,17 +333,15 @@ class _RepeatIterator(RecoveringIterator[Any]):
         """True if no epoch follows the one that has ended."""
         return self._is_empty or (self._num_epochs is not None and self._epoch + 1 >= self._num_epochs)
 
-    def _state(self) -> dict[str, Any]:
-        own = {"step": self._step, "epoch": self._epoch, "is_empty": self._is_empty}
-        return sealed("a repeated dataset", own | {"parent": state_below(self._parent)})
+    def _state(self) -> SavedPosition:
+        return SavedPosition((_REPEATED, self._step, self._epoch, self._is_empty, position_of(self._parent)))
 
-    def _move(self, state: dict[str, Any]) -> None:
-        checks = {"step": is_number, "epoch": is_number, "is_empty": is_flag, "parent": is_anything}
-        checked = unsealed(state, "a repeated dataset", checks)
-        if self._num_epochs is not None and checked["epoch"] >= self._num_epochs:
+    def _move(self, position: Any) -> None:
+        step, epoch, is_empty, saved = values_of(position, _REPEATED, is_number, is_number, is_flag, is_anything)
+        if self._num_epochs is not None and epoch >= self._num_epochs:
             raise CheckpointError(
-                f"The state is in epoch {checked['epoch']} of a repeated dataset, and here there are "
-                f"{self._num_epochs}: write .repeat with the number that it had."
+                f"The state is in epoch {epoch} of a repeated dataset, and here there are {self._num_epochs}: write "
+                ".repeat with the number that it had."
             )
-        move_to(self._parent, checked["parent"])
-        self._step, self._epoch, self._is_empty = checked["step"], checked["epoch"], checked["is_empty"]
+        move_to(self._parent, saved)
+        self._step, self._epoch, self._is_empty = step, epoch, is_empty

@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, final
 
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, state_below
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, position_of
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.stream_steps import Join, OpenBelow
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.state import is_flag, is_list, is_number, sealed, unsealed
+from millstream.loader.checkpoints.envelope import SavedPosition, is_flag, is_list, is_number, values_of
 
 
 @final
@@ -76,20 +76,22 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
                 return error or _unequal(0, number)
         return None
 
-    def _state(self) -> dict[str, Any]:
-        parents = [state_below(parent) for parent in self._parents]
-        return sealed("zipped datasets", {"step": self._step, "ended": self._ended, "parents": parents})
+    def _state(self) -> SavedPosition:
+        return SavedPosition((_KIND, self._step, self._ended, tuple(map(position_of, self._parents))))
 
-    def _move(self, state: dict[str, Any]) -> None:
-        checked = unsealed(state, "zipped datasets", {"step": is_number, "ended": is_flag, "parents": is_list})
-        if len(checked["parents"]) != len(self._parents):
+    def _move(self, position: Any) -> None:
+        step, ended, parents = values_of(position, _KIND, is_number, is_flag, is_list)
+        if len(parents) != len(self._parents):
             raise CheckpointError(
-                f"The state is of {len(checked['parents'])} zipped datasets, but there are {len(self._parents)} "
-                "here: zip the same datasets as when it was saved."
+                f"The state is of {len(parents)} zipped datasets, but there are {len(self._parents)} here: zip the "
+                "same datasets as when it was saved."
             )
-        for parent, saved in zip(self._parents, checked["parents"], strict=True):
+        for parent, saved in zip(self._parents, parents, strict=True):
             move_to(parent, saved)
-        self._step, self._ended = checked["step"], checked["ended"]
+        self._step, self._ended = step, ended
+
+
+_KIND = "zipped datasets"
 
 
 def _unequal(shorter: int, longer: int) -> ValueError:

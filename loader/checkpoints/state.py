@@ -1,29 +1,26 @@
-"""States: the position of one shard in a stream as JSON, that of a chain in an envelope, and those of a plan."""
+"""States of loaders: the position of one shard in a stream, the stream, and what they are of a plan."""
 
 import bisect
 import dataclasses
 import functools
-import json
 import operator
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from types import NoneType
-from typing import Any, NamedTuple, Self, TypeAlias, final
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self, final
 
 from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.envelope import (
+    MAX_NUMBER,
+    SavedPosition,
+    ending_of,
+    opened_bytes,
+    sealed_bytes,
+    unreadable,
+)
 from millstream.loader.checkpoints.fingerprint import Declared, Fingerprint
 from millstream.loader.pipeline.calls import Cursor, Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.shards import first_dynamic, joining_batch
-
-FORMAT = "millstream"
-VERSION = 6
-
-_ENCODER = json.JSONEncoder(allow_nan=False, sort_keys=True, separators=(",", ":"))
-_ENDING = b',"version":%d}' % VERSION
-_MAX_NUMBER = 1 << 63
-"""The largest position, step or number to skip."""
 
 
 @final
@@ -63,11 +60,16 @@ class Stream:
         return {}
 
     @functools.cached_property
-    def ending(self) -> bytes:
-        """The last bytes of every state of this stream: the stream as canonical JSON, without `changes`."""
+    def fields(self) -> dict[str, Any]:
+        """The stream as JSON has it, without `changes`."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         named = {name: getattr(self.fingerprint, name) for name in ("content", "identity", "python")}
-        return b',"stream":%b%b' % (_ENCODER.encode(fields | {"fingerprint": named}).encode(), _ENDING)
+        return fields | {"fingerprint": {**named, "content": {**named["content"]}, "identity": {**named["identity"]}}}
+
+    @functools.cached_property
+    def ending(self) -> bytes:
+        """The last bytes of every state of this stream."""
+        return ending_of(self.fields)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
@@ -107,21 +109,25 @@ class SavedCursor(NamedTuple):
     skip: tuple[int, ...]
     is_final: bool
 
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """Raises TypeError or ValueError if the fields do not describe a cursor."""
-        _check_is(fields["skip"], list, "skip")
-        cursor = cls(**{**fields, "skip": tuple(fields["skip"])})
-        for number in (cursor.position, *cursor.skip):
-            _check_number(number, "a position")
-        _check_is(cursor.is_final, bool, "is_final")
-        return cursor
+    @property
+    def numbers(self) -> SavedPosition:
+        """The cursor in a saved position."""
+        return SavedPosition((self.position, self.is_final, *self.skip))
 
     @property
-    def encoded(self) -> str:
-        """The cursor as canonical JSON, formatted in a third of the time of an encoder."""
+    def text(self) -> str:
+        """The numbers as JSON, formatted in a third of the time of an encoder."""
         is_final = "true" if self.is_final else "false"
-        return f'{{"is_final":{is_final},"position":{self.position},"skip":[{",".join(map(str, self.skip))}]}}'
+        return f"[{self.position},{is_final},{','.join(map(str, self.skip))}]"
+
+    @classmethod
+    def of(cls, numbers: Any) -> Self:
+        """Returns the cursor that has these `numbers`. Raises TypeError or ValueError if there is none."""
+        position, is_final, *skip = numbers
+        for number in (position, *skip):
+            _check_number(number, "a position")
+        _check_is(is_final, bool, "is_final")
+        return cls(position, tuple(skip), is_final)
 
 
 @final
@@ -138,10 +144,9 @@ class LoaderState(NamedTuple):
     stream: Stream
 
     def encode(self) -> bytes:
-        # Sorted by key. The stream is encoded once for all its states.
-        cursors = ",".join([cursor.encoded for cursor in self.cursors])
-        text = f'{{"format":"{FORMAT}","places":[{cursors}],"step":{self.step}'.encode() + self.stream.ending
-        return b'{"crc32":%d,%b' % (zlib.crc32(text), text[1:])
+        # The stream is encoded once for all its states.
+        position = f"[{','.join([cursor.text for cursor in self.cursors])}]"
+        return sealed_bytes(self.step, position, self.stream.ending)
 
     @staticmethod
     def decode(raw: bytes | bytearray | memoryview, here: Stream | None = None) -> "LoaderState":
@@ -149,60 +154,24 @@ class LoaderState(NamedTuple):
 
         The stream of a state of `here` that is byte for byte the same is not parsed. Other bytes are a CheckpointError.
         """
+        saved = opened_bytes(raw, b"" if here is None else here.ending, here)
+        stream = here if here is not None and saved.stream is here else stream_from(saved.stream)
         try:
-            fields = _checked_fields(raw, here)
-            stream = fields.pop("stream")
-            if here is None or stream is not here:
-                stream = Stream.from_fields(stream)
-            _check_is(fields["places"], list, "places")
-            cursors = tuple(map(SavedCursor.from_fields, fields.pop("places")))
+            cursors = tuple(map(SavedCursor.of, saved.position))
             own = 1 if stream.one_to_one else stream.logical_shards // stream.shard_count
             if len(cursors) != own or len({len(cursor.skip) for cursor in cursors}) > 1:
-                raise ValueError(f"it must have {own} places, got {len(cursors)}")  # noqa: TRY301  (as of a missing field)
-            _check_number(fields["step"], "step")
-            return LoaderState(**fields, cursors=cursors, stream=stream)
-        except CheckpointError:
-            raise
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise CheckpointError(
-                f"Cannot read the state: {error or type(error).__name__}. Pass a result of get_state(), unchanged."
-            ) from error
+                raise ValueError(f"it must have the positions of {own} shards, got {len(cursors)}")  # noqa: TRY301
+        except (ValueError, TypeError) as error:
+            raise unreadable(str(error)) from error
+        return LoaderState(saved.step, cursors, stream)
 
 
-def _checked_fields(raw: bytes | bytearray | memoryview, here: Stream | None) -> dict[str, Any]:
-    """Returns the fields of a state without format, version and CRC, which are checked.
-
-    The stream is `here` itself if the text ends like its states.
-    """
-    # The annotation is the contract, but callers read states from anywhere.
-    if not isinstance(raw, (bytes, bytearray, memoryview)):
-        raise TypeError(f"it must be bytes, got {type(raw).__name__}")
-    text, ending = bytes(raw), b"" if here is None else here.ending
-    is_as_written = _is_as_written(text)
-    # All states of a stream have the same ending, which need not be parsed.
-    is_of_here = is_as_written and ending != b"" and text.endswith(ending)
+def stream_from(fields: Any) -> Stream:
+    """Returns the stream that a state describes. Other fields are a CheckpointError."""
     try:
-        fields = json.loads((text.removesuffix(ending) + _ENDING if is_of_here else text).decode())
-    except ValueError as error:
-        raise ValueError(f"it is not valid JSON in UTF-8 ({error})") from error
-    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise ValueError(f'it has no "format": "{FORMAT}"')
-    version = fields.pop("version", None)
-    if not isinstance(version, int):
-        raise TypeError("it has no version")
-    if version != VERSION:
-        advice = "Seek to the step instead: seek(step)." if version < VERSION else "Upgrade millstream to read it."
-        raise CheckpointError(
-            f"The state has version {version}, and this millstream reads version {VERSION}: it was written by "
-            f"{'an earlier' if version < VERSION else 'a newer'} one. {advice}"
-        )
-    crc = fields.pop("crc32", None)
-    # Encoding again is only necessary if the text was rewritten.
-    is_whole = is_as_written or zlib.crc32(_ENCODER.encode({**fields, "version": VERSION}).encode()) == crc
-    if not isinstance(crc, int) or not is_whole:
-        raise ValueError("its crc32 does not match, so it was damaged or edited")
-    del fields["format"]
-    return fields | {"stream": here} if is_of_here else fields
+        return Stream.from_fields(fields)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise unreadable(str(error) or type(error).__name__) from error
 
 
 def _check_is(value: object, kind: type, name: str) -> None:
@@ -211,14 +180,8 @@ def _check_is(value: object, kind: type, name: str) -> None:
 
 
 def _check_number(value: object, name: str, *, minimum: int = 0) -> None:
-    if type(value) is not int or not minimum <= value <= _MAX_NUMBER:
+    if type(value) is not int or not minimum <= value <= MAX_NUMBER:
         raise ValueError(f"{name} is {value!r:.40}")
-
-
-def _is_as_written(text: bytes) -> bool:
-    """Returns True if a text begins as `encode` writes it, with the CRC of the rest."""
-    crc, _, rest = text.removeprefix(b'{"crc32":').partition(b",")
-    return crc == b"%d" % zlib.crc32(rest, zlib.crc32(b"{"))
 
 
 def combined(states: Sequence[LoaderState]) -> LoaderState:
@@ -291,174 +254,6 @@ def _is_same_stream(one: Stream, other: Stream) -> bool:
 def _listed(what: str, numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
     return f"{what}{'s' if len(numbers) > 1 else ''} {shown}"
-
-
-MAX_NUMBER = 1 << 63
-_NO_TEXTS: Mapping[str, str] = {}
-_PLAIN = frozenset({bool, int, float, str, NoneType})
-STRAIGHT = "a chain over a MapDataset"
-"""The kind of a chain whose state is a `LoaderState`, without an envelope of its own."""
-
-Check: TypeAlias = Callable[[Any], bool]
-"""A predicate: True if a field can have a value."""
-
-
-def is_number(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_NUMBER
-
-
-def is_flag(value: Any) -> bool:
-    return type(value) is bool
-
-
-def is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)
-
-
-def is_dict(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
-def is_anything(value: Any) -> bool:
-    """Returns True, because another iterator checks the value."""
-    del value
-    return True
-
-
-class Sealed(dict[str, Any]):
-    """A state that knows its canonical JSON. Nothing changes it; `plain` returns a copy for others."""
-
-    __slots__ = ("_text", "_texts")
-
-    def __init__(self, fields: Mapping[str, Any], texts: Mapping[str, str] = _NO_TEXTS) -> None:
-        super().__init__(fields)
-        self._texts = texts
-        self._text = ""
-
-    @property
-    def text(self) -> str:
-        """The state as canonical JSON."""
-        self._text = self._text or f"{{{_members(self, self._texts)}}}"
-        return self._text
-
-    def __reduce__(self) -> Any:
-        return dict, (dict(self),)
-
-
-def sealed(kind: str, fields: Mapping[str, Any], texts: Mapping[str, str] = _NO_TEXTS) -> Sealed:
-    """Returns a state: a chain's own fields and the states of the iterators below, in an envelope.
-
-    `texts` are the results of `canonical` for some of the fields, if they are known.
-    """
-    crc = _crc_of(kind, fields, texts)
-    return Sealed({**fields, "format": FORMAT, "kind": kind, "version": VERSION, "crc32": crc}, texts)
-
-
-def plain(state: Any) -> Any:
-    """Returns a state with dicts and lists of its own, which its owner may change."""
-    if isinstance(state, dict):
-        return {name: plain(value) for name, value in state.items()}
-    if isinstance(state, list):
-        return list(state) if _PLAIN.issuperset(map(type, state)) else list(map(plain, state))
-    return state
-
-
-def _with_texts(value: Any) -> Any:
-    """Returns a state, or a part of one, whose envelopes know their canonical JSON."""
-    if type(value) is dict:
-        items = {name: _with_texts(item) for name, item in value.items()}
-        if "crc32" in items and items.get("format") == FORMAT:
-            return Sealed(items)
-        return items if any(items[name] is not item for name, item in value.items()) else value
-    if type(value) is list and not _PLAIN.issuperset(map(type, value)):
-        return list(map(_with_texts, value))
-    return value
-
-
-def unsealed(state: Any, kind: str, checks: Mapping[str, Check]) -> dict[str, Any]:
-    """Returns the fields of a state that `sealed` returned, also after JSON. Anything else is a CheckpointError."""
-    if not isinstance(state, Mapping):
-        raise CheckpointError(f"A state of {kind} must be a dict, got {type(state).__name__}.")
-    if state.get("kind") != kind or state.get("format") != FORMAT:
-        raise wrong_kind(kind, state)
-    try:
-        state = _with_texts(state)
-    except RecursionError as error:
-        raise CheckpointError(f"Cannot read the state of {kind}: {error}.") from error
-    if state.get("version") != VERSION:
-        raise CheckpointError(
-            f"The state has version {state.get('version')!r:.40}, and this millstream reads version {VERSION}: another "
-            "release wrote it. Resume with that release."
-        )
-    fields = {name: state[name] for name in checks if name in state}
-    wrong = [name for name, check in checks.items() if name not in fields or not check(fields[name])]
-    wrong += [repr(name) for name in state if name not in {*checks, "format", "kind", "version", "crc32"}]
-    if wrong:
-        raise CheckpointError(
-            f"Cannot read the state of {kind}: {', '.join(wrong):.80}. Pass a result of get_state(), unchanged."
-        )
-    if repr(state.get("crc32")) != repr(_crc_of(kind, fields)):
-        raise CheckpointError(
-            f"Cannot read the state of {kind}: its crc32 does not match, so it was damaged or edited. Pass a result of "
-            "get_state(), unchanged."
-        )
-    return fields
-
-
-def wrong_kind(kind: str, state: Mapping[Any, Any]) -> CheckpointError:
-    got = f"{state['kind']!s:.80}" if "kind" in state else STRAIGHT if "places" in state else "something else"
-    return CheckpointError(
-        f"The state must be one of {kind}, got one of {got}. Pass a result of get_state() of the same chain. Earlier "
-        "releases saved another kind if mp_prefetch was between two operations, or directly after a combination."
-    )
-
-
-def canonical(value: Any) -> str:
-    """Returns a part of a state as JSON with sorted keys and without white space, or raises an error of `json`."""
-    if type(value) is int:
-        return str(value)
-    if type(value) is str:
-        return json.dumps(value)
-    if type(value) is Sealed:
-        return value.text
-    if _holds_envelopes(value):
-        if not isinstance(value, dict):
-            return f"[{','.join(map(canonical, value))}]"
-        members = {_key_of(name): canonical(item) for name, item in value.items()}
-        return f"{{{','.join(f'{json.dumps(name)}:{members[name]}' for name in sorted(members))}}}"
-    # Twice, because JSON turns keys into strings: only then they have the order that a state read from a file has.
-    read = json.loads(json.dumps(value, default=_type_name))
-    return json.dumps(read, sort_keys=True, separators=(",", ":"))
-
-
-def _holds_envelopes(value: Any) -> bool:
-    if type(value) is dict:
-        return any(map(_holds_envelopes, value.values()))
-    if type(value) is list:
-        return not _PLAIN.issuperset(map(type, value)) and any(map(_holds_envelopes, value))
-    return type(value) is Sealed
-
-
-def _key_of(name: Any) -> str:
-    """Returns the string that JSON makes of a key."""
-    (key,) = json.loads(json.dumps({name: 0}))
-    return str(key)
-
-
-def _crc_of(kind: str, fields: Mapping[str, Any], texts: Mapping[str, str] = _NO_TEXTS) -> int:
-    try:
-        return zlib.crc32(f'["{kind}","{FORMAT}",{VERSION},{{{_members(fields, texts)}}}]'.encode())
-    except (TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"Cannot read the state of {kind}: {error}.") from error
-
-
-def _members(fields: Mapping[str, Any], texts: Mapping[str, str]) -> str:
-    return ",".join([f'"{name}":{texts.get(name) or canonical(fields[name])}' for name in sorted(fields)])
-
-
-def _type_name(value: object) -> Any:
-    """Returns the substitute for a value that JSON cannot hold, in a state that never leaves memory."""
-    return dict(value) if isinstance(value, Mapping) else type(value).__name__
 
 
 def stream_of(plan: Plan, fingerprint: Fingerprint | None = None) -> Stream:

@@ -117,4 +117,4 @@ def test_the_stream_is_read_once_and_not_ahead() -> None:
     stream = iter(Numbers(1_000_000).map(lambda number: number))
     list(itertools.islice(stream, 3))
 
-    assert stream.get_state()["stream"]["step"] <= 8
+    assert stream.get_state()["states"][0]["step"] <= 8

@@ -114,7 +114,7 @@ def test_a_stream_knows_its_states_in_advance(rows: int, drop_remainder: bool) -
         assert isinstance(first, ReadIterator)
         assert isinstance(moved, ReadIterator)
         for count in range(sum(1 for _ in dataset) + 1):
-            moved._move_below(first.brief_state_after(count))
+            moved._move_to(first.position_after(count))
             assert moved.get_state() == stream.get_state()
             assert listed(moved) == listed(itertools.islice(dataset, count, None))
             next(stream, None)

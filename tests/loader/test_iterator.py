@@ -38,7 +38,7 @@ def loader_of(
 def fields(iterator: millstream.DataLoaderIterator) -> tuple[int, int]:
     """Returns step and position as the iterator's state records them."""
     state = json.loads(iterator.get_state())
-    return state["step"], state["places"][0]["position"]
+    return state["step"], json.loads(state["position"])[0][0]
 
 
 def fail_at(key: int, error: BaseException) -> Callable[[Any], Any]:

@@ -63,7 +63,7 @@ TWO, THREE = [numbers(9), numbers(9, 100)], [numbers(9), numbers(9, 100), number
         (IterDataset.mix(TWO), IterDataset.mix({"a": TWO[0], "b": TWO[1]}), "by name, and one of a list in order"),
         (IterDataset.mix({"a": TWO[0], "b": TWO[1]}), IterDataset.mix(TWO), "by name, and one of a list in order"),
         (IterDataset.mix(TWO), IterDataset.mix(THREE), "other weights"),
-        (IterDataset.mix(TWO), IterDataset.mix([TWO[1], TWO[0]]), "belongs to another one: here its identity is"),
+        (IterDataset.mix(TWO), IterDataset.mix([TWO[1], TWO[0]]), "belongs to another one: its identity is"),
         (ZipIterDataset(TWO), ZipIterDataset(THREE), "of 2 zipped datasets, but there are 3"),
         (
             InterleaveIterDataset(THREE, cycle_length=2),

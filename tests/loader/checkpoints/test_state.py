@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.envelope import VERSION
 from millstream.loader.checkpoints.fingerprint import Fingerprint
-from millstream.loader.checkpoints.state import VERSION, LoaderState, SavedCursor, Stream
+from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream
 
 FINGERPRINT = Fingerprint(
     identity={"sampler": "IndexSampler", "sampler.seed": "7", "source": "100 records of list #47fe23d2"},
@@ -131,7 +132,7 @@ def test_every_damaged_byte_is_refused(state: LoaderState) -> None:
 def test_missing_and_extra_fields_are_refused_by_name() -> None:
     """A state has exactly its fields, at every level."""
     fields = json.loads(STATE.encode())
-    for name in ("places", "stream", "step"):
+    for name in ("position", "stream", "step"):
         assert name in refusal(sealed({key: value for key, value in fields.items() if key != name}))
     assert "worker_count" in refusal(sealed(fields | {"worker_count": 2}))
     assert "worker_count" in refusal(sealed(fields | {"stream": fields["stream"] | {"worker_count": 2}}))
