@@ -84,27 +84,49 @@ class _JsonLinesFormat(SpanFormat[Any]):
         return record_starts(scan, b" \t\r", lambda block: np.flatnonzero(block == ord("\n")))
 
     def decode(self, spans: list[bytes], request: SpanRequest) -> list[Any]:
+        loads = _loads()
+        inexact = _rows_of_long_integers(spans)
         records: list[Any] = []
-        if not _has_long_number(b"".join(spans)):
+        if not inexact:
             with contextlib.suppress(ValueError):
-                records.extend(map(_loads(), spans))
-        records.extend(_loads_exactly(spans[row], row, request) for row in range(len(records), len(spans)))
+                records.extend(map(loads, spans))
+        for row in range(len(records), len(spans)):
+            exactly = row in inexact
+            if not exactly:
+                try:
+                    records.append(loads(spans[row]))
+                except ValueError:
+                    exactly = True
+            if exactly:
+                records.append(_loads_exactly(spans[row], row, request))
         return [span.strip() for span in spans] if self.is_text else records
 
 
 _LONG_DIGITS = 19
-"""An integer of more than 64 bits has at least this number of digits. `orjson` returns a float for it."""
+"""An integer beyond 64 bits, for which `orjson` returns a float, has one digit more, or so many after a minus sign."""
 
 _DIGITS_AS_ZEROS = bytes(ord("0") if chr(byte).isdecimal() and byte < 128 else ord(" ") for byte in range(256))
 
 
-def _has_long_number(text: bytes) -> bool:
-    """Returns True if there are _LONG_DIGITS digits one after another."""
+def _rows_of_long_integers(spans: list[bytes]) -> set[int]:
+    """Returns the rows that may hold an integer beyond 64 bits."""
+    text = b"".join(spans)
     # Every ninth byte first: a number of that length covers two of these.
     is_digit = np.frombuffer(text, np.uint8)[:: _LONG_DIGITS // 2] - np.uint8(ord("0")) < 10
     if not (is_digit[1:] & is_digit[:-1]).any():
-        return False
-    return b"0" * _LONG_DIGITS in text.translate(_DIGITS_AS_ZEROS)
+        return set()
+    zeros, digits = text.translate(_DIGITS_AS_ZEROS), b"0" * _LONG_DIGITS
+    ends = np.cumsum([len(span) for span in spans])
+    rows: set[int] = set()
+    place = zeros.find(digits)
+    while place >= 0:
+        after = place + _LONG_DIGITS
+        if zeros[after : after + 1] == b"0" or text[place - 1 : place] == b"-":
+            row = int(np.searchsorted(ends, place, side="right"))
+            rows.add(row)
+            after = int(ends[row])
+        place = zeros.find(digits, after)
+    return rows
 
 
 @functools.cache
@@ -118,10 +140,7 @@ def _loads() -> Callable[[bytes], Any]:
 
 
 def _loads_exactly(span: bytes, row: int, request: SpanRequest) -> Any:
-    """Returns one value, parsed by `json` if the fast parser refuses it or might read it differently."""
-    if not _has_long_number(span):
-        with contextlib.suppress(ValueError):
-            return _loads()(span)
+    """Returns one value, parsed by `json`."""
     try:
         return json.loads(span.decode())
     except (ValueError, RecursionError) as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
@@ -117,6 +117,29 @@ def test_values_are_the_same_without_orjson(tmp_path: Path, monkeypatch: pytest.
 
     big = [-(2**63) - 1, {"c": 2**64}, 0.1]
     assert with_library == [{"a": [1, 2.5, "é"]}, {"b": float("inf")}, "\ud800", 2**64 - 1, big]
+
+
+EDGES = [10**18, 10**19 - 1, 10**19, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, -(10**19)]
+"""Integers where 19 digits become 20, and where 64 bits end."""
+
+
+@settings(max_examples=50)
+@example(EDGES)
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(EDGES), st.integers(-(2**70), 2**70), st.text("0123456789-a", min_size=17, max_size=24)
+        ),
+        max_size=8,
+    )
+)
+def test_integers_of_any_length_are_exact(folder: Path, values: list[Any]) -> None:
+    """Integers within 64 bits and beyond are read as they stand, alone on a line, beside each other and in texts."""
+    lines = [*values, values, {"a": values}, *([value, str(value)] for value in values)]
+    path = write_alone(folder, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
+    with JsonLinesDataSource(path) as source:
+        # As text: a float is equal to the integer that it stands for.
+        assert list(map(repr, every_record(source))) == list(map(repr, lines))
 
 
 FIELD = st.text(st.sampled_from("ab,;\t\"'\n\r é"), max_size=6)
