@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -81,6 +82,12 @@ def parser() -> argparse.ArgumentParser:
     )
     convert.add_argument(
         "--shards", type=_positive, default=1, metavar="N", help="write N files, DST-00000-of-0000N etc. (default: 1)"
+    )
+    convert.add_argument(
+        "--part",
+        type=_part,
+        metavar="K/M",
+        help="write only the files n with n %% M = K - 1, for job K of an array of M jobs (default: all)",
     )
     convert.add_argument(
         "--jobs",
@@ -172,6 +179,12 @@ def _seconds(text: str) -> float:
         if 0.05 <= (number := float(text)) <= 3600:
             return number
     raise argparse.ArgumentTypeError(f"must be between 0.05 and 3600 seconds, got {text}")
+
+
+def _part(text: str) -> tuple[int, int]:
+    if (match := re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)) and 1 <= int(match[1]) <= int(match[2]):
+        return int(match[1]), int(match[2])
+    raise argparse.ArgumentTypeError(f"must be a job and the number of jobs, such as 3/16, got {text!r}")
 
 
 def _positive(text: str) -> int:

@@ -22,7 +22,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -74,6 +74,8 @@ class Conversion:
         source: the records. Absent elements of a `MapDataset` are skipped.
         destination: the file to write, or the name from which the names of several files are formed.
         compression: as for `new_writer`.
+        num_shards: the number of files of the whole conversion.
+        shards: the numbers of those to write, sorted.
 
     Raises:
         ValueError: there are more files than records, the format lacks the compression, or a file is both read and
@@ -85,6 +87,7 @@ class Conversion:
     encoding: Encoding
     compression: str | None
     num_shards: int
+    shards: Sequence[int]
 
     def __post_init__(self) -> None:
         compression_level(self.extension, self.compression)
@@ -102,23 +105,25 @@ class Conversion:
         return os.path.splitext(self.destination)[1]  # noqa: PTH122  (paths are strings throughout)
 
     @property
-    def targets(self) -> list[str]:
-        """The paths of the files, in the order of their records."""
+    def targets(self) -> dict[int, str]:
+        """The paths of the files to write, by their numbers, in the order of their records."""
         if self.num_shards == 1:
-            return [self.destination]
+            return {0: self.destination}
         stem = self.destination.removesuffix(self.extension)
-        return [f"{stem}-{n:05}-of-{self.num_shards:05}{self.extension}" for n in range(self.num_shards)]
+        return {n: f"{stem}-{n:05}-of-{self.num_shards:05}{self.extension}" for n in self.shards}
 
     @property
     def outputs(self) -> list[str]:
         """The targets, each with its second file, if any."""
-        return [path for target in self.targets for path in (target, companion_of(target)) if path is not None]
+        return [path for target in self.targets.values() for path in (target, companion_of(target)) if path is not None]
 
     @property
     def folder(self) -> str:
-        """The folder of unfinished files."""
+        """The folder of unfinished files. Different parts of a conversion have different ones."""
         folder, name = os.path.split(self.destination)
-        return os.path.join(folder, f".{name}.conversion")  # noqa: PTH118
+        numbers = repr([self.num_shards, *self.shards]).encode()
+        suffix = "" if len(self.shards) == self.num_shards else f"-{digest(4, numbers).hex()}"
+        return os.path.join(folder, f".{name}.conversion{suffix}")  # noqa: PTH118
 
     @property
     def writers(self) -> str:
@@ -229,6 +234,7 @@ def convert(
     dtype: Any = None,
     compression: str | None = None,
     num_shards: int = 1,
+    shards: Sequence[int] | None = None,
     worker_count: int | None = None,
     overwrite: bool = False,
 ) -> list[str]:
@@ -252,6 +258,8 @@ def convert(
         compression: the compression of each record: `none`, `zstd`, or `zstd:LEVEL`; None for the fastest to read.
         num_shards: the number of files. If there are several, they are `NAME-00000-of-0000N.EXTENSION` and so on, and
             each has a contiguous range of the records.
+        shards: the numbers of the files to write, such as `[0, 5]`; None for all. The jobs of an array each write some,
+            concurrently if they have none in common: the files are those of a whole conversion.
         worker_count: the number of worker processes, each of which writes one file at a time; 0 for this process only,
             None for one per core.
         overwrite: True to replace files of these names, and an unfinished conversion with other records or options.
@@ -290,9 +298,18 @@ def convert(
     count = as_integer(num_shards, "num_shards", minimum=1)
     workers = available_cores() if worker_count is None else as_integer(worker_count, "worker_count", minimum=0)
     encoding = _encoding_of(data_source, path, encode, feature, dtype)
-    conversion = Conversion(data_source, path, encoding, compression, count)
+    conversion = Conversion(data_source, path, encoding, compression, count, _checked_shards(shards, count))
     _run(conversion, workers, overwrite=as_flag(overwrite, "overwrite"))
-    return conversion.targets
+    return list(conversion.targets.values())
+
+
+def _checked_shards(shards: Sequence[int] | None, count: int) -> Sequence[int]:
+    if shards is None:
+        return range(count)
+    numbers = sorted({as_integer(shard, "A number in shards", minimum=0) for shard in shards})
+    if not numbers or numbers[-1] >= count:
+        raise ValueError(f"shards must be numbers of files from 0 to {count - 1}, at least one, got {list(shards)}.")
+    return numbers
 
 
 def _encoding_of(source: Any, path: str, encode: str, feature: str | None, dtype: Any) -> Encoding:
@@ -325,7 +342,7 @@ def _run(conversion: Conversion, workers: int, *, overwrite: bool) -> None:
             shutil.rmtree(folder)
             raise
         except BaseException:
-            if not any(map(os.path.exists, conversion.targets)):  # Nothing to resume.
+            if not any(map(os.path.exists, conversion.targets.values())):  # Nothing to resume.
                 shutil.rmtree(folder)
             raise
         shutil.rmtree(folder)
@@ -343,7 +360,7 @@ def _begin_or_resume(conversion: Conversion, *, overwrite: bool) -> None:
         begun = None
     existing = list(filter(os.path.lexists, conversion.outputs))
     if begun == plan:
-        finished = [shard for shard, target in enumerate(conversion.targets) if os.path.exists(target)]  # noqa: PTH110
+        finished = [shard for shard, target in conversion.targets.items() if os.path.exists(target)]  # noqa: PTH110
         if all(map(conversion.is_converted_alike, finished[:: len(finished) // _COMPARED_TARGETS + 1])):
             return
         if not overwrite:
@@ -369,13 +386,14 @@ def _begin_or_resume(conversion: Conversion, *, overwrite: bool) -> None:
 
 
 def _write_missing(conversion: Conversion, workers: int) -> None:
-    todo = [number for number, target in enumerate(conversion.targets) if not os.path.exists(target)]  # noqa: PTH110
+    todo = [number for number, target in conversion.targets.items() if not os.path.exists(target)]  # noqa: PTH110
     workers = min(workers, len(todo))
     if not todo:
         return
-    progress = Progress(f"Writing {conversion.destination!r}", len(conversion.source), "records")
+    counts = {shard: len(conversion.range_of(shard)) for shard in conversion.shards}
+    progress = Progress(f"Writing {conversion.destination!r}", sum(counts.values()), "records")
     # Before the loader is built, because a loader refuses operations that changed since then.
-    progress.advance(len(conversion.source) - sum(len(conversion.range_of(shard)) for shard in todo))
+    progress.advance(sum(counts.values()) - sum(map(counts.__getitem__, todo)))
     loader = DataLoader(
         data_source=todo,
         sampler=SequentialSampler(len(todo)),
@@ -388,7 +406,7 @@ def _write_missing(conversion: Conversion, workers: int) -> None:
     with contextlib.closing(progress), loader:
         for shard in loader:
             if workers > 1:
-                progress.advance(len(conversion.range_of(shard)))
+                progress.advance(counts[shard])
 
 
 @final

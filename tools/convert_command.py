@@ -141,6 +141,7 @@ def run_convert(
     *,
     format: str | None,  # noqa: A002  (the name of the option)
     shards: int,
+    part: tuple[int, int] | None,
     jobs: int | None,
     function: str | None,
     encode: str,
@@ -154,6 +155,9 @@ def run_convert(
     destination = os.path.join(os.getcwd(), os.path.expanduser(destination))  # noqa: PTH109, PTH111, PTH118
     if not destination.endswith(EXTENSIONS):
         return _unpack(sources, destination, max_ratio, overwrite=overwrite)
+    chosen = None if part is None else range(part[0] - 1, shards, part[1])
+    if part is not None and not chosen:
+        raise ValueError(f"--part must be one of 1/{shards} to {shards}/{shards}, got {part[0]}/{part[1]}.")
     found = find_files(sources, format)
     if len(found) > 1:
         raise ValueError(
@@ -178,13 +182,15 @@ def run_convert(
             dtype=dtype,
             compression=compression,
             num_shards=shards,
+            shards=chosen,
             worker_count=jobs or available_cores(),
             overwrite=overwrite,
         )
         size = bytes_text(sum(map(os.path.getsize, targets)))
         # Records for which the function returns None are not written.
         records = f"{len(source):,} records" if function is None else f"from {len(source):,} records"
-        return f"{targets[0]}{f' and {shards - 1:,} more' if shards > 1 else ''}: {records}, {size}"
+        records = records if len(targets) == shards else f"{len(targets):,} of {shards:,} files"
+        return f"{targets[0]}{f' and {len(targets) - 1:,} more' if len(targets) > 1 else ''}: {records}, {size}"
 
 
 def _unpack(sources: Sequence[str], destination: str, max_ratio: int, *, overwrite: bool) -> str:

@@ -154,7 +154,7 @@ def inspect_file(path: str, content: str | RawFile, patterns: Mapping[str, str])
     h5py = h5py_module()
     try:
         raw_file = io.FileIO(content) if isinstance(content, str) else contextlib.nullcontext(content)
-        with h5py.File(content, "r") as file, raw_file as raw:
+        with raw_file as raw, h5py.File(content, "r") as file:
             return _segments(h5py, file, patterns, raw)
     except (DataSourceError, PermissionError):
         raise

@@ -224,7 +224,7 @@ def test_inspect_goes_on_after_what_it_cannot_read(tmp_path: Path) -> None:
     "arguments",
     [
         *([], ["inspect"], ["nonsense"], ["inspect", "a", "--format=b"], ["top", "--interval=x"]),
-        *(["convert", "a", "b.bag", option] for option in ("--shards=0", "--jobs=-1", "--encode=xml")),
+        *(["convert", "a", "b.bag", option] for option in ("--shards=0", "--jobs=-1", "--encode=xml", "--part=4/3")),
     ],
 )
 def test_wrong_usage_has_a_status_of_its_own(arguments: list[str], tmp_path: Path) -> None:

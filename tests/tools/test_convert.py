@@ -64,6 +64,29 @@ def test_records_come_out_as_they_went_in(tmp_path: Path, extension: str, jobs: 
     assert not list(tmp_path.glob(".*.conversion"))
 
 
+def test_the_parts_of_a_conversion_are_the_whole(tmp_path: Path) -> None:
+    """Jobs write the same bytes, in any order, and again after one was killed; files of other jobs are not touched."""
+    write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
+    run_here("convert", "a.tfrecord", "whole.bag", "--shards=7", "--jobs=1", folder=tmp_path)
+    for job in (3, 1, 2):
+        printed, _ = run_here(
+            "convert", "a.tfrecord", "b.bag", "--shards=7", f"--part={job}/3", "--jobs=1", folder=tmp_path
+        )
+        assert f"{3 - (job > 1)} of 7 files" in printed or job == 1
+    for number in range(7):
+        ending = f"-{number:05}-of-00007.bag"
+        assert (tmp_path / f"b{ending}").read_bytes() == (tmp_path / f"whole{ending}").read_bytes()
+    source = millstream.TFRecordDataSource(tmp_path / "a.tfrecord")
+    paths = millstream.convert(source, tmp_path / "c.bag", num_shards=7, shards=[5, 0], worker_count=0)
+    assert [path.rpartition("/")[2] for path in paths] == ["c-00000-of-00007.bag", "c-00005-of-00007.bag"]
+    with pytest.raises(FileExistsError):
+        millstream.convert(source, tmp_path / "c.bag", num_shards=7, shards=[0], worker_count=0)
+    for wrong in ([], [7], [-1]):
+        with pytest.raises(ValueError, match="shards"):
+            millstream.convert(source, tmp_path / "c.bag", num_shards=7, shards=wrong)
+    assert not list(tmp_path.glob(".*.conversion*"))
+
+
 def test_without_shards_it_is_the_file_that_was_named(tmp_path: Path) -> None:
     """Without --shards, several files and ranges go in order to one file, in a folder that is created if missing."""
     write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
