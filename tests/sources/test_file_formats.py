@@ -2,9 +2,9 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +68,10 @@ def test_a_format_of_an_installed_package_is_read_by_its_path(tmp_path: Path) ->
         "fours_reader.py": MODULE,
         f"{info}/entry_points.txt": ENTRY_POINTS,
         f"{info}/METADATA": "Metadata-Version: 2.1\nName: fours-reader\nVersion: 1.0\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    with zipfile.ZipFile(wheel := tmp_path / "fours_reader-1.0-py3-none-any.whl", "w") as package:
-        for name, text in files.items():
-            package.writestr(name, text)
-        package.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in (*files, f"{info}/RECORD")))
-    options = ["--quiet", "--no-index", "--no-deps", "--target", str(target)]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(wheel)], check=True)
+    for name, text in files.items():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_text(text)
     content = b"FOURFOUR" + np.arange(1, 6, dtype="<u4").tobytes()
     for name in ("a.fours", "a.fours.bin", "unnamed"):
         (tmp_path / name).write_bytes(content)
@@ -100,6 +96,41 @@ def test_a_format_of_an_installed_package_is_read_by_its_path(tmp_path: Path) ->
     assert "'other-name' must be a FileFormat of that name" in log
     assert "fours, read by fours_reader.Fours" in run("-m", "millstream", "inspect", "unnamed")
     assert "fours: 5 records in 1 file, indexed" in run("-m", "millstream", "index", "a.fours")
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples/format_package"
+READS = """
+import millstream
+from millstream.testing import check_source
+
+if __name__ == "__main__":
+    import framed_records
+    framed_records.write("a.framed", [str(number).encode() for number in range(50)])
+    check_source(framed_records.FORMAT.open("a.framed"))
+    for workers in (0, 1):
+        loader = millstream.load("*.framed", num_epochs=1, batch_size=25, worker_count=workers)
+        print([int(batch[0]) for batch in loader])
+"""
+
+
+def test_the_package_of_the_page_is_built_installed_and_read(tmp_path: Path) -> None:
+    """The files of the page *A format of your own* are those of the example, and are all that a package needs."""
+    pytest.importorskip("setuptools", minversion="77", reason="pip install 'setuptools>=77'")
+    page = (EXAMPLE.parents[1] / "docs/your-own-source-and-sampler.md").read_text()
+    for name in ("framed_records.py", "pyproject.toml"):
+        assert (EXAMPLE / name).read_text() in page
+    shutil.copytree(EXAMPLE, tmp_path / "package")
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(tmp_path / "target")]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(tmp_path / "package")], check=True)
+    (tmp_path / "program.py").write_text(READS)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "target")}
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert run("program.py").splitlines() == ["[0, 25]"] * 2
+    assert "framed, read by" in run("-m", "millstream", "inspect", "a.framed")
 
 
 @pytest.mark.parametrize(
