@@ -264,7 +264,7 @@ class Agreement:
                 continue
             before = self._max_rows.setdefault(path, rows[0])
             self._max_rows[path] = max(before, rows[0])
-            if agree is False or rows[0] < before:
+            if agree is False or (agree is None and rows[0] < before):
                 fewer = f", {before} in batches before" if rows[0] < before else ""
                 raise ValueError(
                     f"Cannot build a global batch: batch{path} has {rows[0]} row{'s' * (rows[0] != 1)} on this host"

@@ -17,7 +17,7 @@ from millstream.loader.threads.thread_settings import ThreadSettings, in_fresh_t
 from millstream.samplers.base import checked_keys_at
 from millstream.samplers.epochs import whole_numbers
 from millstream.samplers.order import Occurrences, checked_keys, checked_stop
-from millstream.samplers.protocols import is_mixed, is_packed
+from millstream.samplers.protocols import has_varying_batches, is_mixed, is_packed
 from millstream.sources import ConcatenatedDataSource
 
 Result = TypeVar("Result")
@@ -340,7 +340,11 @@ def _rows_of_components(
     if is_mixed(order):
         before, after = (np.array(order.drawn_before(position), dtype=np.int64) for position in (first, whole))
         return after - before + np.bincount(order.locate(rest)[0], minlength=count)
-    return np.array([whole - first + len(rest)], dtype=np.int64) if count == 1 else None
+    if count > 1:
+        return None
+    if has_varying_batches(order):
+        return np.array([sum(int(order.are_used(chunk).sum()) for chunk in _chunks(first, whole, rest))])
+    return np.array([whole - first + len(rest)], dtype=np.int64)
 
 
 def _chunks(first: int, whole: int, rest: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -358,6 +362,8 @@ def _counted(
     documents, tokens = np.zeros(len(sizes), dtype=np.int64), np.zeros(len(sizes), dtype=np.int64)
     has_tokens = is_packed(order) or lengths is not None
     for positions in chunks:
+        if has_varying_batches(order):
+            positions = positions[order.are_used(positions)]  # noqa: PLW2901  (the others are not read)
         widths: NDArray[np.int64] | None = None
         if is_packed(order):
             segments = order.segments_at(positions)
@@ -377,7 +383,7 @@ def _epochs(order: Any, number: int, rows: int | None, documents: int, num_recor
     if is_mixed(order) and not num_records:
         return None
     sampler = order.samplers[number] if is_mixed(order) else order
-    if rows is None or sampler.num_records is None:
+    if rows is None or sampler.num_records is None or has_varying_batches(sampler):
         return documents / max(1, num_records)
     return rows / max(1, int(sampler.num_records))
 

@@ -26,7 +26,7 @@ from millstream.samplers.base import (
     vectorised,
 )
 from millstream.samplers.order import Occurrences, Order, positions_between
-from millstream.samplers.protocols import Located, MixedPackedSampler, is_mixed, is_packed
+from millstream.samplers.protocols import Located, MixedPackedSampler, has_varying_batches, is_mixed, is_packed
 from millstream.sharding import ShardOptions
 
 _LARGEST_COST = 1 << 31
@@ -80,6 +80,8 @@ class BalancedSampler(Order):
     def __init__(self, order: Any, *, costs: Any, global_batch_size: int, parts: int) -> None:
         self.order = order
         self.global_batch_size = as_integer(global_batch_size, "global_batch_size", minimum=1, maximum=1 << 62)
+        if has_varying_batches(order):
+            raise ValueError(f"order must have global batches of one size, got {order!r}. Pass one global_batch_size.")
         self.parts = as_integer(parts, "parts", minimum=1)
         if self.global_batch_size % self.parts:
             raise ValueError(

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from millstream.core.checks import as_boundaries, as_flag, as_integer, named_arguments
 from millstream.core.randomness import derive_seeds
+from millstream.samplers.base import checked_positions
 from millstream.samplers.epochs import EpochSampler, whole_numbers
 from millstream.samplers.order import equal_to
 from millstream.samplers.permutation import permute
@@ -27,13 +28,18 @@ class BucketSampler(EpochSampler):
     each epoch, the records of a class are shuffled, and so are the global batches. The global batch is that of the
     loader, over all shards, so any number of hosts has the same one.
 
+    With a size per class, each step has about as many tokens: small batches of long records. A step then has as many
+    *positions* as the largest size. Those that `are_used` have the records of its batch, spread evenly so that each
+    host has its share. The others repeat the record before them, and are not read.
+
     It takes 8 bytes for each record. The pipeline must be 1:1.
 
     Args:
         lengths: the length of each record, by record key: integers from 0 on, shape (n,), such as those of
             `millstream.lengths_of`.
         boundaries: the largest length of each class: integers from 1 on, ascending.
-        global_batch_size: the number of records per step, over all shards.
+        global_batch_size: the number of records per step, over all shards; or a sequence with the number of each class,
+            all multiples of the number of shards. The Batch of the loader, exactly one, has the share of the largest.
         seed: 0 … 2**64 - 1, selects the shuffles and all randomness of the pipeline; None for a pipeline without any.
         shuffle: True for a new order of records and global batches in each epoch. It needs a seed. Without it, the
             classes come one after another, each in the order of the source.
@@ -45,9 +51,10 @@ class BucketSampler(EpochSampler):
 
     Attributes:
         boundaries: a tuple of integers.
-        num_records: the number of positions per epoch, a multiple of global_batch_size.
+        num_records: the number of positions per epoch, a multiple of the largest global_batch_size.
         num_source_records: the number of lengths, and so of the records of the source.
-        global_batch_size, seed, shuffle, num_epochs, drop_remainder, shard_options: as given.
+        global_batch_size: as given, a sequence as a tuple.
+        seed, shuffle, num_epochs, drop_remainder, shard_options: as given.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range; a record is longer than the last
@@ -68,7 +75,7 @@ class BucketSampler(EpochSampler):
         lengths: Any,
         boundaries: Sequence[int],
         *,
-        global_batch_size: int,
+        global_batch_size: int | Sequence[int],
         seed: int | None = None,
         shuffle: bool = False,
         num_epochs: int | None = None,
@@ -78,24 +85,27 @@ class BucketSampler(EpochSampler):
         self.shuffle = as_flag(shuffle, "shuffle")
         super().__init__(num_epochs, seed, shard_options, shuffle=self.shuffle)
         self.boundaries = as_boundaries(boundaries)
-        self.global_batch_size = as_integer(global_batch_size, "global_batch_size", minimum=1, maximum=1 << 62)
+        sizes = _checked_sizes(global_batch_size, len(self.boundaries))
+        self.global_batch_size = sizes[0] if len(sizes) == 1 else sizes
+        self._batch_sizes = np.broadcast_to(np.array(sizes, np.int64), len(self.boundaries))
+        self._max_size = max(sizes)
         self.drop_remainder = as_flag(drop_remainder, "drop_remainder")
         classes = np.searchsorted(self.boundaries, whole_numbers(lengths, "lengths"))
         self.num_source_records = len(classes)
         _refuse_long_records(lengths, classes, self.boundaries)
         self._keys = np.argsort(classes.astype(np.min_scalar_type(len(self.boundaries))), kind="stable")
         self._sizes = np.bincount(classes, minlength=len(self.boundaries))
-        size = self.global_batch_size
+        size = self._batch_sizes
         self._batches = self._sizes // size if self.drop_remainder else -(-self._sizes // size)
-        self.num_records = int(self._batches.sum()) * size
+        self.num_records = int(self._batches.sum()) * self._max_size
         if not self.num_records:
             counts = ", ".join(
                 f"{count} of at most {boundary}"
                 for boundary, count in zip(self.boundaries, self._sizes.tolist(), strict=True)
             )
             raise ValueError(
-                f"global_batch_size must be at most the number of records of a class, got {size} for classes of "
-                f"{counts}. Use a smaller one, fewer boundaries, or drop_remainder=False."
+                f"global_batch_size must be at most the number of records of a class, got {self.global_batch_size} for "
+                f"classes of {counts}. Use a smaller one, fewer boundaries, or drop_remainder=False."
             )
 
     def __repr__(self) -> str:
@@ -123,42 +133,69 @@ class BucketSampler(EpochSampler):
 
     @property
     def given_batch(self) -> tuple[str, int]:
-        return "global_batch_size", self.global_batch_size
+        return "global_batch_size", self._max_size
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...] | None:
+        """The size of the global batch for each class; None if all classes have the same one."""
+        return None if isinstance(self.global_batch_size, int) else self.global_batch_size
+
+    def are_used(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns True for each position that has a record of its batch, shape (m,); all if classes have one size.
+
+        Args:
+            positions: any positions, from 0 on, shape (m,).
+        """
+        if self.batch_sizes is None:
+            return np.ones(len(positions), np.bool_)
+        is_used = np.empty(len(positions), np.bool_)
+        for epoch, rows, offsets in self._by_epoch(checked_positions(positions, self.length)):
+            batches, within = np.divmod(offsets, self._max_size)
+            sizes = self._batch_sizes[self._classes_of(batches, epoch)[0]]
+            is_used[rows] = within * sizes // self._max_size != (within - 1) * sizes // self._max_size
+        return is_used
 
     def key_groups(self) -> list[NDArray[np.int64]]:
         """Returns the keys of each class: a record of another one would have another shape."""
         return [np.sort(keys) for keys in np.split(self._keys, np.cumsum(self._sizes)[:-1]) if len(keys)]
 
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        size, total = self.global_batch_size, int(self._batches.sum())
-        batches, rows = np.divmod(offsets, size)
-        if self.shuffle and self.seed is not None:
-            batches = permute(batches, total, self.seed, epoch)
-        ends = np.cumsum(self._batches)
-        classes = np.searchsorted(ends, batches, side="right")
-        within = (batches - (ends - self._batches)[classes]) * size + rows
+        batches, rows = np.divmod(offsets, self._max_size)
+        classes, numbers = self._classes_of(batches, epoch)
+        sizes = self._batch_sizes[classes]
+        within = numbers * sizes + rows * sizes // self._max_size
         records = within % self._sizes[classes]
         keys: NDArray[np.int64] = self._keys[self._within_classes(records, classes, epoch) + self._begins[classes]]
         return keys
+
+    def _classes_of(self, batches: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """Returns the classes of global batches of an epoch, and their numbers within the class."""
+        if self.shuffle and self.seed is not None:
+            batches = permute(batches, int(self._batches.sum()), self.seed, epoch)
+        ends = np.cumsum(self._batches)
+        classes = np.searchsorted(ends, batches, side="right")
+        return classes, batches - (ends - self._batches)[classes]
 
     def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         return equal_to(self._keys, keys)
 
     def _offsets_of(self, elements: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        size, total = self.global_batch_size, int(self._batches.sum())
+        total = int(self._batches.sum())
         classes = np.searchsorted(np.cumsum(self._sizes), elements, side="right")
         within = self._within_classes(elements - self._begins[classes], classes, epoch, inverse=True)
         owners = np.arange(len(elements))
         found = []
         # A class that is filled up begins again, several times if it is small.
         while len(within):
-            is_in = within < (self._batches * size)[classes]
+            is_in = within < (self._batches * self._batch_sizes)[classes]
             within, classes, owners = within[is_in], classes[is_in], owners[is_in]
-            batches, rows = np.divmod(within, size)
+            sizes = self._batch_sizes[classes]
+            batches, rows = np.divmod(within, sizes)
             batches = batches + (np.cumsum(self._batches) - self._batches)[classes]
             if self.shuffle and self.seed is not None:
                 batches = permute(batches, total, self.seed, epoch, inverse=True)
-            found.append((owners, batches * size + rows))
+            # The first of the positions that have the record.
+            found.append((owners, batches * self._max_size + -(-rows * self._max_size // sizes)))
             within = within + self._sizes[classes]
         if not found:
             return owners, owners
@@ -181,6 +218,17 @@ class BucketSampler(EpochSampler):
         return permute(
             records, self._sizes[classes], seeds[classes], np.full(len(records), epoch, np.uint64), inverse=inverse
         )
+
+
+def _checked_sizes(given: Any, num_classes: int) -> tuple[int, ...]:
+    is_sequence = isinstance(given, Sequence | np.ndarray) and not isinstance(given, str)
+    values = list(given) if is_sequence else [given]
+    if is_sequence and len(values) != num_classes:
+        raise ValueError(
+            f"global_batch_size must have one number for each of the {num_classes} boundaries, got {len(values)}."
+        )
+    sizes = tuple(as_integer(size, "global_batch_size", minimum=1, maximum=1 << 31) for size in values)
+    return sizes[:1] if len(set(sizes)) == 1 else sizes
 
 
 def _refuse_long_records(lengths: Any, classes: NDArray[np.intp], boundaries: Sequence[int]) -> None:

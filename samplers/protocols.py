@@ -75,6 +75,19 @@ class MixedPackedSampler(MixedSampler, PackedSampler, Protocol):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], Segments]: ...
 
 
+class VaryingBatches(VectorisedSampler, Protocol):
+    """A sampler whose global batches differ in size: `are_used` finds the positions of a step that its batch has."""
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]: ...
+
+    def are_used(self, positions: NDArray[np.int64], /) -> NDArray[np.bool_]: ...
+
+
+def has_varying_batches(sampler: object) -> TypeGuard[VaryingBatches]:
+    return getattr(sampler, "batch_sizes", None) is not None and hasattr(sampler, "are_used")
+
+
 def is_packed(sampler: object) -> TypeGuard[PackedSampler]:
     return getattr(sampler, "row_length", None) is not None and hasattr(sampler, "segments_at")
 

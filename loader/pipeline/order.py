@@ -24,7 +24,14 @@ from millstream.loader.pipeline.steps import Step, annotated, isolated, outputs_
 from millstream.samplers.balanced import BalancedSampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at
 from millstream.samplers.mixtures.mixture_lookup import can_join
-from millstream.samplers.protocols import MixedSampler, PackedSampler, is_mixed, is_mixed_and_packed, is_packed
+from millstream.samplers.protocols import (
+    MixedSampler,
+    PackedSampler,
+    has_varying_batches,
+    is_mixed,
+    is_mixed_and_packed,
+    is_packed,
+)
 from millstream.transforms import Pack, Transformation
 from millstream.transforms.packing.rows import TOKENS_TOGETHER
 
@@ -64,6 +71,9 @@ class Locator:
         # Partials of functions, not methods: a reference cycle would keep the source until the collector runs.
         keys, self._is_ragged = CHUNK_KEYS, False
         locate = functools.partial(_locate_records, partition, order, RecycledMemory().allocate)
+        self.varying = order if has_varying_batches(order) else None
+        if self.varying is not None:
+            self._is_ragged = True
         if is_packed(order):
             keys, self._is_ragged = CHUNK_KEYS // DOCUMENTS_PER_ROW, True
             locate = functools.partial(locate_segments, partition, order)
@@ -111,6 +121,8 @@ def _locate_records(
     partition: Partition, order: VectorisedSampler | AdaptedSampler, allocate: Allocate, start: int, stop: int
 ) -> Origins:
     positions = partition.positions(start, stop)
+    if has_varying_batches(order):
+        positions = positions[order.are_used(positions)]
     positions.flags.writeable = False
     table = allocate((5, len(positions)), np.dtype(np.int64))
     table[0] = positions

@@ -15,7 +15,7 @@ from millstream.loader.pipeline.shards import are_even, are_known, check_ends, e
 from millstream.samplers import Sampler
 from millstream.samplers.balanced import BalancedSampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, has_unread_generators, largest_key, vectorised
-from millstream.samplers.protocols import MixedSampler, is_mixed, is_packed
+from millstream.samplers.protocols import MixedSampler, VaryingBatches, has_varying_batches, is_mixed, is_packed
 from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
 from millstream.sources import DataSource
 from millstream.sources.base import LoaderView, loader_view
@@ -458,10 +458,13 @@ def check_global_batch(
                 f"{described(operations[number])}: the elements of a batch depend on their content, so the sampler "
                 "cannot decide in advance which come together."
             )
+        if has_varying_batches(order):
+            check_varying_batches(order, operations, shard_count)
         if size != batch_size * shard_count:
+            largest = "the largest " if has_varying_batches(order) else ""
             raise ValueError(
-                f"{argument} of the {kind} must be {batch_size * shard_count}, the batch size of the pipeline times "
-                f"the number of shards, {batch_size} * {shard_count}, got {size}."
+                f"{largest}{argument} of the {kind} must be {batch_size * shard_count}, the batch size of the pipeline "
+                f"times the number of shards, {batch_size} * {shard_count}, got {size}."
             )
         order = getattr(order, "order", None)
     if not isinstance(sampler, BalancedSampler):
@@ -470,6 +473,21 @@ def check_global_batch(
         raise ValueError(
             f"parts of the BalancedSampler must be a multiple of the number of shards, {shard_count}, got "
             f"{sampler.parts}."
+        )
+
+
+def check_varying_batches(order: VaryingBatches, operations: Sequence[Transformation], shard_count: int) -> None:
+    kind = type(order).__name__
+    batches = [operation for operation in operations if isinstance(operation, Batch)]
+    if len(batches) != 1 or batches[0].pad_remainder:
+        raise ValueError(
+            f"A {kind} with a global_batch_size per class needs exactly one Batch, without pad_remainder, which builds "
+            f"each batch of the records of its step, got {len(batches)}."
+        )
+    if wrong := [size for size in order.batch_sizes if size % shard_count]:
+        raise ValueError(
+            f"Each global_batch_size of the {kind} must be a multiple of the number of shards, {shard_count}, got "
+            f"{wrong[0]}."
         )
 
 

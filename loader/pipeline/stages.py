@@ -18,6 +18,7 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.shards import Partition, Tail, first_dynamic, tail_rule
 from millstream.loader.pipeline.steps import Step, compile_step, group_step, prepare_step, within_depth
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
+from millstream.samplers.protocols import has_varying_batches
 from millstream.transforms import Batch, Filter, FlatMap, Pack, Transformation
 from millstream.transforms.grouping import Grouping, GroupingOperation
 from millstream.transforms.only_for import leaves
@@ -164,6 +165,7 @@ def _step_of(
         random_number=before.num_random,
         is_template=is_template,
         components=pipeline.components,
+        by_block=has_varying_batches(pipeline.order),
     )
 
 
@@ -248,6 +250,8 @@ class LogicalShard(NamedTuple):
 
     def records_between(self, first: int, stop: int) -> int:
         """Returns the number of this shard's records in blocks [first, stop), without the padding of the last one."""
+        if self.locator.varying is not None:
+            return int(self.locator.varying.are_used(self.partition.positions(first, stop)).sum())
         partition, tail = self.partition, self.partition.whole_blocks
         missing = partition.block - self.tail_records if tail is not None and first <= tail < stop else 0
         return (stop - first) * partition.block - missing

@@ -294,14 +294,17 @@ def compile_step(
     random_number: int,
     is_template: Callable[[int], bool],
     components: Sequence[Any] = (),
+    by_block: bool = False,
 ) -> Step:
     """Returns the step of one operation, which is called `where` in error texts.
 
     `producer` is the name of the operation before; None for the source. `random_number` is the number of random
     operations before this one. `is_template` returns True for a block that is read for its structure only (see
-    `shards`). `components` are the names of a mixture's components.
+    `shards`). `components` are the names of a mixture's components. If `by_block`, a Batch has the records of a block.
     """
     if isinstance(operation, Batch):
+        if by_block:
+            return _block_step(operation, where, producer)
         return _batch_step(operation, where, producer, is_template)
     if isinstance(operation, Present):
         return _present_step(operation)
@@ -428,6 +431,29 @@ def _batch_step(operation: Batch, where: str, producer: str | None, is_template:
         starts = range(0, count if short_is_whole else max(0, count - size + 1), size)
         firsts = run.origins.take(slice(0, starts.stop, size))
         batches, error = collect((make(run, start, allocate) for start in starts), firsts, where, len(starts))
+        if error is None:
+            return Elements(batches, firsts, run.error, run.at)
+        return _cut(Elements(batches, firsts), batches, error)
+
+    return step
+
+
+def _block_step(operation: Batch, where: str, producer: str | None) -> Step:
+    """Returns the step that builds a batch of the records of each block, however many it has."""
+
+    def make(run: Elements, start: int, stop: int, allocate: Allocate) -> Any:
+        own = Elements(run.values[start:stop], run.origins.take(slice(start, stop)))
+        return _make_batch(operation, own, 0, allocate, producer)
+
+    def step(run: Elements, allocate: Allocate) -> Elements:
+        blocks = run.origins.block[: len(run.values)]
+        bounds = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), *[len(blocks)] * (len(blocks) > 0)]
+        # The block of the error is not built. The error takes its place.
+        if run.error is not None and len(bounds) > 1 and (run.at is None or run.at.block == int(blocks[-1])):
+            del bounds[-1]
+        firsts = run.origins.take(np.array(bounds[:-1], np.int64))
+        made = (make(run, start, stop, allocate) for start, stop in itertools.pairwise(bounds))
+        batches, error = collect(made, firsts, where, len(bounds) - 1)
         if error is None:
             return Elements(batches, firsts, run.error, run.at)
         return _cut(Elements(batches, firsts), batches, error)

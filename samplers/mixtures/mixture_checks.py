@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from millstream.core.checks import as_integer
 from millstream.record import RecordMetadata
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, largest_key, vectorised
-from millstream.samplers.protocols import is_packed
+from millstream.samplers.protocols import has_varying_batches, is_packed
 from millstream.sharding import NoSharding
 
 PERIOD_LIMIT = 1 << 31
@@ -113,6 +113,11 @@ def check_batches(components: Mapping[Any, Any], batches_of: int | None) -> None
     """Refuses components that decide which records a global batch has, unless the batches are theirs."""
     for name, sampler in components.items():
         given = getattr(sampler, "given_batch", None)
+        if has_varying_batches(sampler):
+            raise ValueError(
+                f"The sampler of component {name!r}, {type(sampler).__name__}, has a global batch per class, and a "
+                "mixture has one size. Pass one global_batch_size."
+            )
         if given is not None and given[1] != batches_of:
             raise ValueError(
                 f"batches_of must be {given[1]}, because the {type(sampler).__name__} of component {name!r} has "

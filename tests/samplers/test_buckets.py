@@ -1,5 +1,6 @@
 """BucketSampler: each global batch has records of one class of lengths, on any number of hosts."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,38 @@ def test_every_epoch_has_its_own_batches_and_order() -> None:
     assert len(pairs[0] & pairs[1]) < 20
 
 
+@settings(max_examples=40)
+@given(
+    lengths=st.lists(st.integers(0, 20), min_size=1, max_size=60),
+    sizes=st.tuples(st.integers(1, 7), st.integers(1, 7), st.integers(1, 7)),
+    seed=st.none() | st.integers(0, 9),
+    drop_remainder=st.booleans(),
+)
+def test_sizes_of_classes_fill_a_part_of_equally_many_positions(
+    *, lengths: list[int], sizes: tuple[int, int, int], seed: int | None, drop_remainder: bool
+) -> None:
+    """A step has as many used positions as its class says, its batches are whole classes, and keys lead back."""
+    classes = np.searchsorted(BOUNDARIES, lengths)
+    counts = np.bincount(classes, minlength=3)
+    batches = counts // sizes if drop_remainder else -(-counts // np.array(sizes))
+    if not batches.any():
+        return
+    options: dict[str, Any] = {"seed": seed, "shuffle": seed is not None, "drop_remainder": drop_remainder}
+    sampler = BucketSampler(lengths, BOUNDARIES, global_batch_size=sizes, num_epochs=2, **options)
+    step = max(sizes)
+    assert sampler.num_records == batches.sum() * step
+    positions = np.arange(len(sampler))
+    is_used, keys = sampler.are_used(positions), sampler.record_keys_at(positions)
+    for start in range(0, len(sampler), step):
+        own, used = keys[start : start + step], is_used[start : start + step]
+        assert used[0]
+        assert len(set(classes[own])) == 1
+        assert used.sum() == sizes[classes[own[0]]]
+        assert own.tolist() == own[used][np.cumsum(used) - 1].tolist()
+    found = {(key, position) for key, row in enumerate(sampler.positions_of(range(len(lengths)))) for position in row}
+    assert {pair for pair in found if pair[1] >= 0} == set(zip(keys[is_used], positions[is_used], strict=True))
+
+
 class Tokens:
     """Elements of the given lengths."""
 
@@ -79,9 +112,9 @@ class Tokens:
 LENGTHS = np.random.default_rng(1).integers(1, 21, 300)
 
 
-def loader(index: int = 0, count: int = 1, **options: Any) -> millstream.DataLoader:
-    sampler = BucketSampler(LENGTHS, BOUNDARIES, global_batch_size=8, seed=3, shuffle=True, num_epochs=2)
-    operations = [PadTo(BOUNDARIES, feature="tokens", mask=True), millstream.Batch(8 // count)]
+def loader(index: int = 0, count: int = 1, size: Any = 8, **options: Any) -> millstream.DataLoader:
+    sampler = BucketSampler(LENGTHS, BOUNDARIES, global_batch_size=size, seed=3, shuffle=True, num_epochs=2)
+    operations = [PadTo(BOUNDARIES, feature="tokens", mask=True), millstream.Batch(int(np.max(size)) // count)]
     return inline_loader(
         Tokens(LENGTHS, options.pop("bad", None)),
         sampler,
@@ -91,13 +124,17 @@ def loader(index: int = 0, count: int = 1, **options: Any) -> millstream.DataLoa
     )
 
 
-def test_hosts_have_one_shape_at_each_step() -> None:
+@pytest.mark.parametrize("size", [8, (24, 16, 8)])
+@pytest.mark.parametrize("read_options", [None, millstream.ReadOptions(num_threads=3)])
+def test_hosts_have_one_shape_at_each_step(size: Any, read_options: Any) -> None:
     """The batches of 1, 2 and 8 hosts, one after another, are the same, and of one padded length; masks mark tokens."""
-    assert_shards_agree(loader, (2, 8), step=5, num_steps=3)
+    make = functools.partial(loader, size=size, **({} if read_options is None else {"read_options": read_options}))
+    assert_shards_agree(make, (2, 8), step=5, num_steps=3)
     seen = set()
-    for batch in loader():
+    for batch in make():
         length = batch["tokens"].shape[1]
         seen.add(length)
+        assert len(batch["tokens"]) == (size if isinstance(size, int) else size[BOUNDARIES.index(length)])
         real = LENGTHS[batch["tokens"][:, 0] - 1]
         assert BOUNDARIES[int(np.searchsorted(BOUNDARIES, real.max()))] == length
         assert (batch["tokens_mask"].sum(axis=1) == real).all()
@@ -105,11 +142,37 @@ def test_hosts_have_one_shape_at_each_step() -> None:
     assert seen == set(BOUNDARIES)
 
 
-def test_a_record_that_fails_is_replaced_by_one_of_its_class() -> None:
+@pytest.mark.parametrize("size", [8, (24, 16, 8)])
+def test_a_record_that_fails_is_replaced_by_one_of_its_class(size: Any) -> None:
     """Any other would have another shape."""
-    for batch in loader(bad=7, on_error="skip"):
+    for batch in loader(bad=7, on_error="skip", size=size):
         assert 8 not in batch["tokens"][:, 0]
         assert len(set(np.searchsorted(BOUNDARIES, LENGTHS[batch["tokens"][:, 0] - 1]).tolist())) == 1
+
+
+def test_batches_of_several_sizes_know_their_records() -> None:
+    """Lineage, composition, seek and states count the records of each step; an error comes after all whole batches."""
+    made = loader(size=(24, 16, 8))
+    whole = [batch["tokens"][:, 0] - 1 for batch in made]
+    assert len(made) == len(whole)
+    for step, keys in enumerate(whole):
+        assert made.record_keys(step).tolist() == keys.tolist()
+    assert all(step in row for step in (0, 5) for row in made.steps_of(whole[step]).tolist())
+    (count,) = made.composition(2, 9).components.values()
+    assert count.documents == sum(map(len, whole[2:9]))
+    with iter(made) as batches, iter(loader(size=(24, 16, 8), worker_count=1)) as others:
+        batches.seek(6)
+        others.set_state(batches.get_state())
+        assert [next(others)["tokens"][:, 0].tolist() for _ in range(3)] == [(keys + 1).tolist() for keys in whole[6:9]]
+        assert batches.records_between(2, 9) == count.documents
+    bad = int(whole[4][2])
+    with iter(loader(size=(24, 16, 8), bad=bad)) as batches:
+        first = next(step for step, keys in enumerate(whole) if bad in keys)
+        assert [next(batches)["tokens"][:, 0].tolist() for _ in range(first)] == [
+            (k + 1).tolist() for k in whole[:first]
+        ]
+        with pytest.raises(ValueError, match="broken"):
+            next(batches)
 
 
 def test_epochs_lineage_and_states() -> None:
@@ -126,6 +189,24 @@ def test_epochs_lineage_and_states() -> None:
     operations = [PadTo(BOUNDARIES, feature="tokens", mask=True), millstream.Batch(8)]
     with pytest.raises(millstream.CheckpointError, match="sampler"):
         iter(inline_loader(Tokens(LENGTHS), sampler, *operations)).set_state(state)
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    """One size for each class, a multiple of the number of hosts, one Batch, and no mixture or balancing above."""
+    with pytest.raises(ValueError, match="one number for each of the 3 boundaries, got 2"):
+        BucketSampler([1], BOUNDARIES, global_batch_size=[4, 2])
+    with pytest.raises(ValueError, match="must be a multiple of the number of shards, 2, got 7"):
+        loader(0, 2, size=(8, 8, 7))
+    sampler = BucketSampler(LENGTHS, BOUNDARIES, global_batch_size=[8, 8, 4])
+    for operations in ([millstream.Batch(4), millstream.Batch(2)], [millstream.Batch(8, pad_remainder=True)]):
+        with pytest.raises(ValueError, match="needs exactly one Batch"):
+            inline_loader(Tokens(LENGTHS), sampler, *operations)
+    with pytest.raises(ValueError, match="the largest global_batch_size of the BucketSampler must be 4"):
+        inline_loader(Tokens(LENGTHS), sampler, millstream.Batch(4))
+    with pytest.raises(ValueError, match="a mixture has one size"):
+        millstream.MixtureSampler([sampler], [1])
+    with pytest.raises(ValueError, match="global batches of one size"):
+        millstream.samplers.BalancedSampler(sampler, costs=LENGTHS, global_batch_size=8, parts=2)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Lives of a trial import this, and so do their worker processes: it needs neither
 import dataclasses
 import hashlib
 import marshal
+import math
 import operator
 import random
 import struct
@@ -162,7 +163,9 @@ class Course:
             return self
         if chance.random() < 0.5:
             num_epochs = self.sampler.num_epochs or 1
-            return dataclasses.replace(self, sampler=forms.buckets(chance, self.size, self.batch, num_epochs))
+            # A multiple of each number of shards.
+            sizes = chance.choice([self.batch, [self.batch, math.lcm(*self.shard_counts)]])
+            return dataclasses.replace(self, sampler=forms.buckets(chance, self.size, sizes, num_epochs))
         sampler = forms.balanced(chance, self.sampler, self.size, self.batch)
         counts = tuple(count for count in self.shard_counts if sampler.parts % count == 0)
         return dataclasses.replace(self, sampler=sampler, shard_counts=counts)
@@ -255,9 +258,9 @@ class Course:
     def expected(self, index: int, count: int) -> list[bytes]:
         """Returns the stream of one host, as the oracle says it: the mark of each element.
 
-        The oracle knows neither mixtures nor rows nor chains: there it is what is read without workers at one go.
+        The oracle knows neither mixtures nor rows nor chains nor steps of several sizes: there it is what is read without workers at one go.
         """
-        if self.form in {"mixture", "packing", "chain"}:
+        if self.form in {"mixture", "packing", "chain"} or getattr(self.sampler, "batch_sizes", None):
             loader = self.loader(range(self.size), index, count)
             with iter(loader) as iterator:
                 return [mark(element) for element in iterator]

@@ -78,7 +78,7 @@ def weighted(chance: random.Random, size: int, num_epochs: int) -> millstream.We
     return sampler.reweighted(chance.randrange(sampler.length or 1), weights())
 
 
-def buckets(chance: random.Random, size: int, batch: int, num_epochs: int) -> millstream.BucketSampler:
+def buckets(chance: random.Random, size: int, batch: int | list[int], num_epochs: int) -> millstream.BucketSampler:
     """Returns an order of global batches of one class each."""
     lengths = [length_of(number) for number in range(size)]
     bounds, seed = [LONGEST // 2, LONGEST], chance.getrandbits(64)
