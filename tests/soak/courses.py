@@ -258,7 +258,8 @@ class Course:
     def expected(self, index: int, count: int) -> list[bytes]:
         """Returns the stream of one host, as the oracle says it: the mark of each element.
 
-        The oracle knows neither mixtures nor rows nor chains nor steps of several sizes: there it is what is read without workers at one go.
+        The oracle knows neither mixtures nor rows nor chains nor steps of several sizes: there it is what is read
+        without workers at one go.
         """
         if self.form in {"mixture", "packing", "chain"} or getattr(self.sampler, "batch_sizes", None):
             loader = self.loader(range(self.size), index, count)
