@@ -204,7 +204,7 @@ def test_the_figures_of_the_first_pages_are_those_of_the_report() -> None:
         ("tuning", "at most 500 records", millstream.ReadOptions().prefetch_buffer_size, 500),
         ("tuning", "if it begins within a minute", warm_pools.IDLE_SECONDS, 60),
         ("debugging", "`stall_timeout` seconds, by default ten minutes", default_of("stall_timeout"), 600),
-        ("recipes", "After `max_errors` of them, by default 1000", default_of("max_errors"), 1000),
+        ("operations", "After `max_errors` of them, by default 1000", default_of("max_errors"), 1000),
         ("deploying", "At most 512 files of a source stay open", multi_file.MAX_OPEN_FILES, 512),
         ("security", "larger than 1 GiB and than 200 times its own size", convert_command.MAX_RATIO, 200),
         (
