@@ -194,6 +194,11 @@ def test_the_figures_of_the_first_pages_are_those_of_the_report() -> None:
         assert {f"{float(figure):.2g}" for figure in figures} <= {figure for row in told for figure in row}
 
 
+def test_the_first_page_is_short() -> None:
+    """It can be read in two minutes: it stays below 8,000 characters, and links to what it leaves out."""
+    assert len((ROOT / "README.md").read_text()) < 8000
+
+
 @pytest.mark.parametrize(
     ("document", "sentence", "value", "expected"),
     [

@@ -30,6 +30,7 @@ from library_members import FOR_THE_LIBRARY  # noqa: E402
 DOCUMENTS = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
     "loader/README.md": "how-the-loader-works.md",
     "loader/pipeline/README.md": "stages-and-groups.md",
     "loader/processes/README.md": "worker-processes.md",
