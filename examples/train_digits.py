@@ -89,7 +89,7 @@ def training_loader(digits: Path) -> millstream.DataLoader:
         transformations=[decode, ShiftAndNoise()],
         batch_size=BATCH_SIZE,
         drop_remainder=True,
-        worker_count=2,
+        worker_count="auto",
     )
 
 

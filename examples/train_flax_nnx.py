@@ -62,7 +62,7 @@ def loaders() -> tuple[millstream.DataLoader, millstream.DataLoader]:
             transformations=[ShiftAndNoise()],
             batch_size=BATCH_SIZE,
             drop_remainder=True,
-            worker_count=2,
+            worker_count="auto",
         ),
         # The last batch is padded, with a mask of the real rows: jit compiles once.
         millstream.load(

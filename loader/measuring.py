@@ -476,7 +476,7 @@ class Profiler:
         now = time.perf_counter()
         if now - self._delays_at < DELAY_SECONDS:
             return 0.0
-        since, self._delays_at, self._delays_since = self._delays_since, now, delay_of_threads()
+        since, self._delays_at, self._delays_since = self._delays_since, now, scheduling_of_threads().delayed
         # The time of a thread that has ended is no longer reported.
         return max(0.0, self._delays_since - since)
 
@@ -492,15 +492,27 @@ class Profiler:
         self.delay_seconds += without_core
 
 
-def delay_of_threads() -> float:
-    """Returns the time that all threads of this process were ready to run and had no core, as far as Linux reports it.
+class Scheduling(NamedTuple):
+    """The time of all threads of this process so far, as far as Linux reports it.
 
-    Source: Documentation/scheduler/sched-stats.rst of Linux.
+    Attributes:
+        computed: the seconds that they had a core.
+        delayed: the seconds that they were ready to run, and had none.
+        slices: the number of times that they got one.
     """
-    total = 0
+
+    computed: float
+    delayed: float
+    slices: int
+
+
+def scheduling_of_threads() -> Scheduling:
+    """Source: Documentation/scheduler/sched-stats.rst of Linux."""
+    computed = delayed = slices = 0
     with contextlib.suppress(OSError, ValueError, IndexError):
         # Without pathlib, which a worker would have to import before its first batch.
         for thread in os.listdir("/proc/self/task"):  # noqa: PTH208
             with open(f"/proc/self/task/{thread}/schedstat", encoding="ascii") as file:  # noqa: PTH123
-                total += int(file.read().split()[1])
-    return total / 1e9
+                numbers = [int(number) for number in file.read().split()]
+            computed, delayed, slices = computed + numbers[0], delayed + numbers[1], slices + numbers[2]
+    return Scheduling(computed / 1e9, delayed / 1e9, slices)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 from millstream.core.signals import is_from_signal_handler
 from millstream.core.warn import log_warning
-from millstream.loader.measuring import Profiler, delay_of_threads
+from millstream.loader.measuring import Profiler, Scheduling, scheduling_of_threads
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.executor import Executor, GivenUp
@@ -36,6 +36,10 @@ QUICK_SECONDS = 2e-4
 
 REST_SECONDS = 1.0
 """The time of such a rest."""
+
+
+MIN_SLICE_SECONDS = 5e-4
+"""A thread that computes has a core for longer than this, if it gets one."""
 
 
 class MakeExecutor(Protocol):
@@ -84,8 +88,8 @@ class AutoExecutor(Executor):
         self._since: float | None = None
         self._worked = self._resumes_at = 0.0
         self._length = WINDOW_SECONDS
-        # The delay of all threads when the window began; None if it is not needed, because reading it takes long.
-        self._delayed: float | None = None
+        # That when the window began; None if it is not needed, because reading it takes long.
+        self._scheduling: Scheduling | None = None
         if choice.num_workers:
             self._start(only_idle=True)
 
@@ -199,11 +203,15 @@ class AutoExecutor(Executor):
         self._begin_window(time.perf_counter())
 
     def _with_delays(self, window: Window) -> Window:
-        """Returns a window with the time in which threads had no core, if that matters and its beginning is known."""
-        before, self._delayed = self._delayed, delay_of_threads() if window.seems_to_wait else None
-        if before is None or self._delayed is None:
+        """Returns a window with the time in which threads that compute had no core, if that matters and is known.
+
+        Threads that wait for something else have one for moments only, and may be late at each of them.
+        """
+        before, self._scheduling = self._scheduling, scheduling_of_threads() if window.seems_to_wait else None
+        if before is None or self._scheduling is None:
             return window
-        return window._replace(delayed=max(0.0, self._delayed - before))
+        computed, delayed, slices = (now - then for now, then in zip(self._scheduling, before, strict=True))
+        return window._replace(delayed=max(0.0, delayed)) if computed > MIN_SLICE_SECONDS * slices else window
 
     def _begin_window(self, now: float) -> None:
         self._window, self._since, self._worked = Window(), now, self._profiler.core_seconds
@@ -223,7 +231,7 @@ class AutoExecutor(Executor):
 
     def _move(self, executor: Executor) -> None:
         self._before, self._active = self._active, executor
-        self._length, self._delayed = WINDOW_SECONDS, None
+        self._length, self._scheduling = WINDOW_SECONDS, None
         self._begin_window(time.perf_counter())
 
     def _start(self, *, only_idle: bool = False) -> None:

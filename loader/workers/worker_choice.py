@@ -19,14 +19,13 @@ STARVING = 0.1
 COMPUTING = 0.5
 """This process computes if it uses more than this number of cores while the trainer waits, or would if it got them."""
 
-MAX_DELAY = 3.0
-"""Threads that lack cores count as computing for up to this multiple of the time in which they have them."""
-
 FULL = 0.9
 """More workers cannot help if this process uses this share of all cores while the trainer waits."""
 
 BATCH_SECONDS = 1e-3
-"""The processor time of a batch that is certainly worth its hand-over, which takes some 50 µs."""
+"""The processor time of a batch that is certainly worth its hand-over. That takes 25 to 60 µs in the trainer, and as
+much in the worker; but on a busy machine, a worker that has nothing to do for a moment comes back late.
+"""
 
 ELEMENT_SECONDS = 1e-4
 """The same for a single element: workers hand over many of them together."""
@@ -37,6 +36,11 @@ BETTER = 0.9
 TRIAL_SECONDS = 0.75
 TRIAL_BATCHES = 4
 """A step is judged after at least this time, and after this number of batches."""
+
+NUM_TRIALS = 3
+"""The number of such times in a row in which a step that is undone has not helped: workers begin slowly, and other
+programs disturb.
+"""
 
 FIRST_WORKERS = 2
 
@@ -63,7 +67,7 @@ class Window(NamedTuple):
         waited: the seconds that the trainer was inside `next`.
         computed: the processor time of this process meanwhile, in seconds.
         worked: the processor time of the workers, in seconds.
-        delayed: the seconds that threads of this process were ready to run, and had no core; 0 if it is not known.
+        delayed: the seconds in which threads of this process that compute had no core; 0 if that is not known.
     """
 
     seconds: float = 0.0
@@ -94,11 +98,8 @@ class Window(NamedTuple):
 
     @property
     def wanted_cores(self) -> float:
-        """The number of cores that it would have used if other programs had left them.
-
-        A thread that often waits for something else is late whenever it wakes up, although it computes little.
-        """
-        return self.cores + min(self.delayed / self.seconds, MAX_DELAY * self.cores)
+        """The number of cores that it would have used if other programs had left them."""
+        return self.cores + self.delayed / self.seconds
 
     @property
     def seems_to_wait(self) -> bool:
@@ -134,6 +135,7 @@ class WorkerChoice:
         # The number before the step that is on trial, and the waits per batch then; None after the trial.
         self._tried: tuple[int, float] | None = None
         self._skips = False
+        self._num_trials = 0
         self._trial = Window()
         self._pause, self._next_pause = 0.0, PAUSE_SECONDS
 
@@ -162,7 +164,8 @@ class WorkerChoice:
         """Takes the measurements while the first workers started. They are compared with those that follow."""
         if self._tried is not None and window.batches:
             before, waited = self._tried
-            self._tried = before, min(waited, window.wait_per_batch)
+            # Starting takes cores, too.
+            self._tried = before, min(2 * waited, (waited + window.wait_per_batch) / 2)
 
     def record(self, window: Window) -> None:
         """Decides by the measurements since the last time. While workers start, there are none."""
@@ -206,13 +209,18 @@ class WorkerChoice:
     def _judge(self, before: int, waited_before: float) -> None:
         """Keeps the number on trial, or goes back to the one before."""
         trial, number = self._trial, self.num_workers
-        self._tried = None
+        self._trial = Window()
+        self._num_trials += 1
         if trial.wait_share <= STARVING or trial.wait_per_batch <= BETTER * waited_before:
+            self._tried = None
             share = trial.wait_per_batch / max(waited_before, 1e-9)
             self.reason += f"; the wait for a batch is {share:.0%} of that with {before or 'none'}"
             if trial.wait_share > STARVING:
                 self._grow(trial)
             return
+        if self._num_trials < NUM_TRIALS:
+            return
+        self._tried = None
         change = f"the wait for a batch was {waited_before * 1e3:.1f} ms, and {trial.wait_per_batch * 1e3:.1f} ms with"
         if before:
             self._max_workers = before
@@ -241,4 +249,4 @@ class WorkerChoice:
 
     def _go(self, num_workers: int, reason: str) -> None:
         self.num_workers, self.reason = num_workers, reason
-        self._trial, self._skips = Window(), True
+        self._trial, self._num_trials, self._skips = Window(), 0, True
