@@ -4,6 +4,7 @@ import ast
 import builtins
 import contextlib
 import dataclasses
+import functools
 import importlib
 import inspect
 import io
@@ -258,9 +259,9 @@ def test_the_files_for_clusters_can_be_parsed() -> None:
     assert mounted == [volume["name"] for volume in pod["volumes"]]
 
 
-@pytest.mark.parametrize("page", ["command-line", "debugging", "deploying", "seeing", "tuning"])
-def test_samples_of_output_have_the_words_of_the_library(page: str) -> None:
-    """The outputs and messages on a page are, between their numbers and names, text of the library."""
+@functools.cache
+def texts_of_the_library() -> str:
+    """Returns all strings in the code of the library that are no docstrings."""
     nodes = [
         node
         for folder in FOLDERS
@@ -269,7 +270,13 @@ def test_samples_of_output_have_the_words_of_the_library(page: str) -> None:
     ]
     docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
     strings = [node.value for node in nodes if isinstance(node, ast.Constant) and node not in docstrings]
-    texts = "\n".join(" ".join(string.split()) for string in strings if isinstance(string, str))
+    return "\n".join(" ".join(string.split()) for string in strings if isinstance(string, str))
+
+
+@pytest.mark.parametrize("page", ["command-line", "debugging", "deploying", "seeing", "tuning"])
+def test_samples_of_output_have_the_words_of_the_library(page: str) -> None:
+    """The outputs and messages on a page are, between their numbers and names, text of the library."""
+    texts = texts_of_the_library()
     words = [piece.strip(" ,;:.()*<-") for sample in samples_on(page) for piece in VARIES.split(sample)]
 
     assert words
