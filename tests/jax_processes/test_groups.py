@@ -6,7 +6,7 @@ A checkpoint that a group cannot resume from is refused by all of its processes,
 import functools
 import itertools
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,17 +72,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 STAGED_STEPS = 5
+SAVED_STEP = 4
 
 
 @pytest.fixture(scope="module")
 def groups(folder: Path) -> dict[int, list[Any]]:
-    """Returns the reports of the processes of each group of LIVES, by the number of processes."""
+    """Returns the reports of the processes of each group of LIVES, by the number of processes.
+
+    Those of four also save a 1:1 pipeline and a filtered one, damage copies, and restore all of them.
+    """
     ends: dict[str, Any] = {"end_together": {}, "evaluate": {}}
     tasks = {
         2: ends
         | {"stage": {"steps": STAGED_STEPS}, "compare_hosts": {"bad": [[1, 2], [7]]}, "warn_or_shard": {}}
         | {"ask_jax": {}, "fit_together": {}},
-        4: ends | {"fill_meshes": {"save_to": folder, "meshes": MESHES}},
+        4: ends
+        | {"fill_meshes": {"save_to": folder, "meshes": MESHES}}
+        | {"save_and_restore": {"folder": folder, "step": SAVED_STEP}},
     }
     told = {}
     for number, count in enumerate(LIVES):
@@ -243,26 +249,6 @@ def test_the_global_array_is_that_of_one_process_on_any_mesh(groups: dict[int, l
                 np.testing.assert_array_equal(next(batches), following)
 
 
-SAVED_STEP = 4
-PROCESSES = 3
-
-
-class Refused(NamedTuple):
-    """The folder of the checkpoints, and the reports of each process of the group that saved them."""
-
-    folder: Path
-    filtered: list[Any]
-    told: list[dict[str, tuple[str, bool]]]
-
-
-@pytest.fixture(scope="module")
-def refused(tmp_path_factory: pytest.TempPathFactory) -> Refused:
-    """Three processes save a 1:1 pipeline and a filtered one, damage copies, and restore all of them."""
-    folder = tmp_path_factory.mktemp("refused")
-    reports = run_group("save_and_restore", PROCESSES, folder / "log", folder=folder, step=SAVED_STEP)
-    return Refused(folder, [filtered for filtered, _ in reports], [told for _, told in reports])
-
-
 def assert_all_refused(told: dict[str, tuple[str, bool]]) -> None:
     """Asserts that every error gives the right reason, and that every iterator is where it was."""
     reasons = {name: text for name, (_, text) in DAMAGES.items()}
@@ -270,33 +256,34 @@ def assert_all_refused(told: dict[str, tuple[str, bool]]) -> None:
         why, is_where_it_was = told[name]
         assert text in why, name
         assert is_where_it_was, name
-    assert "process_1-of-3.json" in told["half-written"][0]
+    assert "process_1-of-4.json" in told["half-written"][0]
 
 
-def test_all_processes_refuse_what_one_of_them_cannot_read(refused: Refused) -> None:
+def test_all_processes_refuse_what_one_of_them_cannot_read(groups: dict[int, list[Any]]) -> None:
     """With as many processes as saved, one damaged or missing state makes all refuse, and none waits for another.
 
     Positions that differ are fine here: each process resumes from the one that it saved.
     """
-    for told in refused.told:
+    for _, told in (of_process["save_and_restore"] for of_process in groups[4]):
         assert_all_refused(told)
         assert [told["places"][0], told["filtered"][0]] == ["", ""]
 
 
-def test_another_number_of_processes_refuses_the_same(refused: Refused) -> None:
+@pytest.mark.usefixtures("groups")
+def test_another_number_of_processes_refuses_the_same(folder: Path) -> None:
     """Files missing, damaged or at different positions: each is a CheckpointError here too, in a group of one."""
-    told = restore_each(refused.folder)
+    told = restore_each(folder)
     assert_all_refused(told)
     assert "shard 1 at step 4, position 48, shard 2 at step 5, position 60" in told["places"][0]
-    assert "logical_shards: saved 3, here 1" in told["filtered"][0]
+    assert "logical_shards: saved 4, here 1" in told["filtered"][0]
     assert told["places"][1]
     assert told["filtered"][1]
 
 
-def test_a_filtered_pipeline_goes_on_in_as_many_processes(refused: Refused) -> None:
+def test_a_filtered_pipeline_goes_on_in_as_many_processes(groups: dict[int, list[Any]]) -> None:
     """Each process resumes from its own state and yields the rest of its own stream."""
     sampler = IndexSampler(SIZE, shuffle=True, seed=SEED, num_epochs=9)
-    for index, batches in enumerate(refused.filtered):
-        operations: list[Transformation] = [NotThird(), Noise(), Batch(GLOBAL_BATCH // PROCESSES, drop_remainder=True)]
-        whole = list(oracle(range(SIZE), sampler, operations, ShardOptions(index, PROCESSES, drop_remainder=True)))
+    for index, (batches, _) in enumerate(of_process["save_and_restore"] for of_process in groups[4]):
+        operations: list[Transformation] = [NotThird(), Noise(), Batch(GLOBAL_BATCH // 4, drop_remainder=True)]
+        whole = list(oracle(range(SIZE), sampler, operations, ShardOptions(index, 4, drop_remainder=True)))
         assert equal_streams(whole[SAVED_STEP : SAVED_STEP + 3], batches)

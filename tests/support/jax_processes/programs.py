@@ -127,13 +127,13 @@ def save_both(folder: Path, step: int) -> list[Any]:
 
 
 def cut_short(states: Path) -> None:
-    file = states / "process_1-of-3.json"
+    file = states / "process_1-of-4.json"
     file.write_bytes(file.read_bytes()[:100])
 
 
 def move(states: Path) -> None:
     """Moves one process's state a batch further than the others."""
-    file = states / "process_2-of-3.json"
+    file = states / "process_2-of-4.json"
     state = LoaderState.decode(file.read_bytes())
     further = state.cursors[0]._replace(position=state.cursors[0].position + GLOBAL_BATCH)
     moved = state._replace(step=state.step + 1, cursors=(further,))
@@ -142,13 +142,13 @@ def move(states: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "half-written": (cut_short, "Cannot read"),
-    "one missing": (lambda states: (states / "process_1-of-3.json").unlink(), "process_1-of-3.json is missing"),
+    "one missing": (lambda states: (states / "process_1-of-4.json").unlink(), "process_1-of-4.json is missing"),
     "mixed": (
-        lambda states: shutil.copy(states / "process_0-of-3.json", states / "process_0-of-4.json"),
-        "states of 3 and 4 processes",
+        lambda states: shutil.copy(states / "process_0-of-4.json", states / "process_0-of-5.json"),
+        "states of 4 and 5 processes",
     ),
 }
-"""Mistakes in a checkpoint of three processes, and the text of each error."""
+"""Mistakes in a checkpoint of four processes, and the text of each error."""
 
 
 def save_and_restore(folder: Path, step: int) -> tuple[list[Any], dict[str, tuple[str, bool]]]:
