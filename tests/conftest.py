@@ -3,12 +3,15 @@
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import psutil
@@ -24,13 +27,21 @@ from support.processes.process_tree import is_named, open_descriptors, our_threa
 from support.stores.object_server import ObjectServer, serving
 from support.stores.store_clients import clients_of
 
-# Keras reads it when it is first imported.
-os.environ["KERAS_BACKEND"] = "jax"
+# Keras and JAX read them when they are first imported. JAX compiles quickly what need not be quick, and everything
+# once for all tests of a process and for the programs that they start.
+COMPILED = tempfile.mkdtemp(prefix="compiled-")
+os.environ |= {
+    "KERAS_BACKEND": "jax",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "JAX_COMPILATION_CACHE_DIR": COMPILED,
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+}
 
-# The same examples in every run; `make explore` draws new ones.
+# The same examples in every run, a part of those that a law asks for; `make explore` draws new ones, and all.
 hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", deadline=None)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "repeat")
+hypothesis.settings.load_profile(PROFILE)
 
 # A shell that starts the tests in the background has Ctrl-C ignored in them, and in all that they start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -44,6 +55,8 @@ CLOCK_REALTIME_COARSE = 5
 """Linux's clock of the times of files, which Python has no name for."""
 LEAK_SECONDS = 60.0
 """Time limit for threads and processes that end by themselves, on a busy machine."""
+SHARE_OF_EXAMPLES, FEW_EXAMPLES = 0.4, 6
+"""The part of its examples that a law draws in `make test`; those with few draw all."""
 HAS_FAILED = pytest.StashKey[bool]()
 EXCUSED: set[int] = set()
 """Identifiers of threads and processes that the traceback of a failed test keeps alive."""
@@ -65,6 +78,11 @@ def outside_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         yield
 
 
+def pytest_unconfigure() -> None:
+    """Removes what JAX has compiled."""
+    shutil.rmtree(COMPILED, ignore_errors=True)
+
+
 def pytest_collection_finish() -> None:
     """Writes bytecode no more if the environment says so, since all tests have been imported."""
     sys.dont_write_bytecode = NO_BYTECODE
@@ -72,8 +90,21 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts slow tests first, so that none begins when another worker of pytest has nothing left to do."""
+    """Puts slow tests first, so that none begins when another worker of pytest has nothing left to do.
+
+    Tests that draw examples draw fewer of them, unless `make explore` runs.
+    """
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    if PROFILE == "repeat":
+        for law in {item.obj for item in items if isinstance(item, pytest.Function)}:
+            draw_fewer_examples(law)
+
+
+def draw_fewer_examples(law: Any) -> None:
+    """Reduces the examples of a law to its share, if it draws any."""
+    if (asked := getattr(law, "_hypothesis_internal_use_settings", None)) is not None:
+        number = min(asked.max_examples, max(FEW_EXAMPLES, round(SHARE_OF_EXAMPLES * asked.max_examples)))
+        law._hypothesis_internal_use_settings = hypothesis.settings(asked, max_examples=number)
 
 
 @pytest.hookimpl(tryfirst=True)

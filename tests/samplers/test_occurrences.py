@@ -30,7 +30,7 @@ KINDS = pytest.mark.parametrize("kind", [PLAIN, balanced(PLAIN)], ids=["plain", 
 
 
 @KINDS
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_positions_alone_give_the_same(kind: st.SearchStrategy[Any], data: st.DataObject) -> None:
     """A range, any positions, one position and a pickled copy agree, up to the end; beyond it is an IndexError.
