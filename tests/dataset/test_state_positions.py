@@ -84,7 +84,9 @@ random = methodcaller("random_map", drawn, seed=0)
 
 
 def uneven(start: int = 0) -> IterDataset[Any]:
-    return MapDataset.range(start, start + LENGTH - 1).to_iter_dataset(ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    return MapDataset.range(start, start + LENGTH - 1).to_iter_dataset(
+        ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    )
 
 
 def holes() -> IterDataset[Any]:
@@ -104,7 +106,9 @@ def straight_mix() -> IterDataset[Any]:
 CHAINS = {
     "map, map": Chain(read, [as_float, as_float]),
     "filter, batch": Chain(read, [odd, pairs]),
-    "missing, map, batch": Chain(lambda: MapDataset.range(LENGTH).map(without_fifths).to_iter_dataset(), [as_float, pairs]),
+    "missing, map, batch": Chain(
+        lambda: MapDataset.range(LENGTH).map(without_fifths).to_iter_dataset(), [as_float, pairs]
+    ),
     "draws, indices, batch, draws": Chain(
         read, [random, lambda data: data.map_with_index(with_index), triples, random]
     ),

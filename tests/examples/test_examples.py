@@ -1,5 +1,6 @@
 """The examples that people copy run, learn, and resume as if nothing had happened: killed, or on fewer processes."""
 
+import concurrent.futures
 import contextlib
 import functools
 import importlib.util
@@ -8,12 +9,13 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
+import types
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from pydoc_data.topics import topics
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 import pytest
+from absl import logging
 from flax import nnx
 from PIL import Image
 
@@ -30,16 +33,6 @@ pytestmark = [pytest.mark.third_party, pytest.mark.slow]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEP = re.compile(r"step (\d+): (?:loss )?([\d.e+-]+)(?:, batch (\w+)| bits per byte)?(?:, [a-z]+ [\d.]+)*\n")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compilation_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Shares programs between the processes of these tests, which are compiled quickly instead of to be quick."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        yield
 
 
 @contextlib.contextmanager
@@ -55,20 +48,32 @@ def loaded(name: str) -> Iterator[ModuleType]:
         yield module
 
 
-def lines_of(command: list[str], is_last: Callable[[str], object] | None = None) -> list[str]:
-    """Returns the lines that a program prints until it ends, or until it and all that it started are killed at one."""
-    lines = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        try:
-            for line in process.stdout or ():
-                lines.append(line)
-                if is_last is not None and is_last(line):
-                    break
-        finally:
-            if is_last is not None:
-                os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == (0 if is_last is None else -signal.SIGKILL)
-    return lines
+def launched(example: ModuleType, *options: str, lose: Callable[[str], object] = bool) -> tuple[list[str], object]:
+    """Returns the lines that the processes of an example print, and how it ends that has started them.
+
+    The example itself runs in a thread of this process, which has imported its libraries.
+
+    Args:
+        example: starts processes of itself in `main`.
+        *options: those of its command line.
+        lose: is called with each line.
+    """
+    reader, writer = os.pipe()
+    with (
+        open(reader) as printed,  # noqa: PTH123  (a descriptor)
+        pytest.MonkeyPatch.context() as patch,
+        concurrent.futures.ThreadPoolExecutor(1) as thread,
+    ):
+        starting = functools.partial(subprocess.Popen, stdout=writer)
+        patch.setattr(example, "subprocess", types.SimpleNamespace(Popen=starting))
+        patch.setattr(sys, "argv", [str(example.__file__), *options])
+        ended = thread.submit(example.main)
+        ended.add_done_callback(lambda _: os.close(writer))
+        lines = []
+        for line in printed:
+            lines.append(line)
+            lose(line)
+        return lines, ended.exception()
 
 
 def steps_in(lines: list[str]) -> tuple[dict[int, tuple[str, str]], int]:
@@ -85,28 +90,56 @@ def run(example: str, *options: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+class TrainingStopped(Exception):  # noqa: N818  (no error)
+    """Ends a training at a line that it prints."""
+
+
+def train(example: ModuleType, *options: str, until: str = "") -> list[str]:
+    """Returns the lines that an example prints in this process, which has imported its libraries.
+
+    With `until`, an exception ends it when it prints a line that begins so.
+    """
+    lines = []
+
+    def report(line: str, **_: Any) -> None:
+        lines.append(f"{line}\n")
+        if until and line.startswith(until):
+            raise TrainingStopped
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(TrainingStopped):
+        patch.setattr(example, "print", report, raising=False)
+        patch.setattr(logging, "set_verbosity", lambda _: None)  # It would stay for the tests that follow.
+        patch.setattr(sys, "argv", [str(example.__file__), *options])
+        example.main()
+    return lines
+
+
 @pytest.mark.parametrize(
-    ("script", "options", "learned"),
+    ("name", "options", "every", "learned"),
     [
-        ("train_flax_nnx.py", ["--epochs=2"], r"epoch 1: 2\d\d of 300 held-out digits right\n"),
-        ("byte_language_model.py", ["--steps=40", "--report_every=5"], r"The model writes:\n\n[\s\S]{200}"),
+        ("train_flax_nnx", ["--epochs=2"], 10, r"epoch 1: 2\d\d of 300 held-out digits right\n"),
+        ("byte_language_model", ["--steps=24", "--report_every=6"], 6, r"The model writes:\n\n[\s\S]{200}"),
     ],
 )
-def test_a_killed_run_continues_with_the_losses_that_would_have_come(
-    script: str, options: list[str], learned: str, tmp_path: Path
+def test_an_interrupted_run_continues_with_the_losses_that_would_have_come(
+    name: str, options: list[str], every: int, learned: str, tmp_path: Path
 ) -> None:
-    """The same command after a SIGKILL yields the same losses since the checkpoint, to the last digit, and learns."""
-    command = [sys.executable, str(EXAMPLES / script), *options, "--checkpoint_every=10", f"--output={tmp_path}"]
-    # By then the checkpoint of step 10 is complete, because that of step 20 has waited for it.
-    killed, _ = steps_in(lines_of(command, lambda line: line.startswith("step 30:")))
-    lines = lines_of(command)
+    """The same command after an error yields the same losses since the checkpoint, to the last digit, and learns."""
+    options = [*options, f"--checkpoint_every={every}", f"--output={tmp_path}"]
+    with loaded(name) as example:
+        if name == "byte_language_model":
+            example.documents = topics.values  # type: ignore[attr-defined]  # Python's library takes a second to read.
+        interrupted, _ = steps_in(train(example, *options, until=f"step {3 * every}:"))
+        lines = train(example, *options)
     resumed, resumed_at = steps_in(lines)
 
-    assert resumed_at in (10, 20)
-    assert killed.keys() & resumed.keys() >= {30}
-    assert all(killed[step] == resumed[step] for step in killed.keys() & resumed.keys())
+    # The checkpoint of a step comes after its report.
+    assert resumed_at == 2 * every
+    again = interrupted.keys() & resumed.keys()
+    assert again == {3 * every}
+    assert all(interrupted[step] == resumed[step] for step in again)
     assert re.search(learned, "".join(lines))
-    assert float(resumed[40][0]) < 0.9 * float(killed[min(killed)][0])
+    assert float(resumed[4 * every][0]) < 0.9 * float(interrupted[every][0])
 
 
 def test_pages_hold_python_s_texts_and_windows_their_bytes() -> None:
@@ -173,45 +206,57 @@ def test_packed_rows_hold_every_paragraph_and_nothing_else(tmp_path: Path) -> No
     assert found == {"".join(part) for part in parts}
 
 
-def test_the_demonstration_succeeds_and_leaves_only_its_records_and_a_plot(tmp_path: Path) -> None:
+def test_the_demonstration_succeeds_and_leaves_only_its_records_and_a_plot(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """B, killed in mid-epoch, and C, resumed from B's checkpoint, are A; checkpoints are cleared away."""
-    done = run("train_digits.py", f"--output={tmp_path}", "--steps=80", "--checkpoint_every=20", "--kill_at=50")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "All 80 steps of B and C are those of A" in done.stdout
-    assert "<- C resumes from the checkpoint" in done.stdout
-    assert "<- B is killed" in done.stdout
-    assert "DIFFER" not in done.stdout
-    accuracy = re.search(r"held-out digits: ([0-9.]+)%", done.stdout)
+    monkeypatch.setattr(logging, "set_verbosity", lambda _: None)  # It would stay for the tests that follow.
+    options = [f"--output={tmp_path}", "--steps=80", "--checkpoint_every=20", "--kill_at=50"]
+    with loaded("train_digits") as example:
+        monkeypatch.setattr(sys, "argv", [str(example.__file__), *options])
+        example.main()
+    printed, reported = capfd.readouterr()
+    assert "All 80 steps of B and C are those of A" in printed
+    assert "<- C resumes from the checkpoint" in printed
+    assert "<- B is killed" in printed
+    assert "DIFFER" not in printed
+    accuracy = re.search(r"held-out digits: ([0-9.]+)%", printed)
     assert accuracy is not None
     assert float(accuracy[1]) > 80
-    assert done.stderr == ""
+    assert reported == ""
     assert {path.name for path in tmp_path.iterdir()} == {"digits", "train_digits.png"}
     with Image.open(tmp_path / "train_digits.png") as plot:
         plot.load()
         assert plot.format == "PNG"
 
 
-def assert_resumes(batches: dict[int, str], command: list[str], output: Path, kill_at: int) -> None:
+def assert_resumes(
+    example: ModuleType, batches: dict[int, str], options: list[str], output: Path, lost_at: int
+) -> None:
     """Loses one of two processes and stops the other, resumes with one: the batches and losses are those expected.
 
     The losses are those of the lost run from the checkpoint on, because the batches are.
     """
 
-    def lose_one(line: str) -> bool:
-        if is_last := line.startswith(f"step {kill_at}:"):
-            (lost,) = processes_with("--process=1", f"--output={output}")
-            lost.kill()
-            assert still_there([lost.pid]) == []
-        return is_last
+    def lose_one(line: str) -> None:
+        if line.startswith(f"step {lost_at}:"):
+            for index in (1, 0):
+                (lost,) = processes_with(f"--process={index}", f"--output={output}")
+                lost.kill()
+                assert still_there([lost.pid]) == []
 
-    command = [*command, f"--output={output}"]
-    killed, _ = steps_in(lines_of([*command, "--processes=2"], lose_one))
-    resumed, resumed_at = steps_in(lines_of([*command, "--processes=1"]))
+    options = [*options, f"--output={output}"]
+    lines, error = launched(example, *options, "--processes=2", lose=lose_one)
+    assert str(error) == "A process has failed."
+    killed, _ = steps_in(lines)
+    lines, error = launched(example, *options, "--processes=1")
+    assert error is None
+    resumed, resumed_at = steps_in(lines)
     again = killed.keys() & resumed.keys()
 
-    assert 0 < resumed_at < kill_at
+    assert 0 < resumed_at < lost_at
     assert {number: batch for number, (_, batch) in [*killed.items(), *resumed.items()]} == batches
-    assert kill_at in again
+    assert lost_at in again
     for number in again:
         assert killed[number][1] == resumed[number][1]
         assert math.isclose(float(killed[number][0]), float(resumed[number][0]), rel_tol=1e-3)
@@ -233,9 +278,7 @@ def test_images_resume_on_fewer_processes(tmp_path: Path) -> None:
     """One process resumes with the batches of two, one of which was lost: they are those of a single device."""
     with loaded("multihost") as example:
         batches = checksums(example.training_loader(), "image", range(10, 21, 10))
-
-    command = [sys.executable, str(EXAMPLES / "multihost.py"), "--steps=20", "--checkpoint_every=3"]
-    assert_resumes(batches, command, tmp_path, 10)
+        assert_resumes(example, batches, ["--steps=20", "--checkpoint_every=3"], tmp_path, 10)
 
 
 def test_rows_of_text_resume_on_fewer_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,9 +289,7 @@ def test_rows_of_text_resume_on_fewer_processes(tmp_path: Path, monkeypatch: pyt
             monkeypatch.setattr(example, corpus.__name__, functools.partial(itertools.islice, corpus(), 100))
         example.write_tokens(tokens)
         batches = checksums(example.training_loader(tokens, 6), "tokens", range(1, 7))
-
-    command = [sys.executable, str(EXAMPLES / "pretrain_text.py"), "--steps=6", "--checkpoint_every=2"]
-    assert_resumes(batches, command, tmp_path, 5)
+        assert_resumes(example, batches, ["--steps=6", "--checkpoint_every=2"], tmp_path, 5)
 
 
 def test_a_token_is_predicted_from_those_before_it_in_its_own_document() -> None:
