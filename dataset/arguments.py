@@ -9,11 +9,15 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, SupportsIndex, TypeVar
 
+from millstream import grain_kinds
+from millstream.core.checks import as_integer, as_options, has_fields
 from millstream.core.descriptions import described
 from millstream.core.randomness import as_seed, derive_seed
 from millstream.core.warn import log_warning
-from millstream.dataset.nodes.node import ENDLESS
+from millstream.dataset.node_source import node_of
+from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.step import Step, folded
+from millstream.loader.threads.options import MultiprocessingOptions, available_cores
 from millstream.transforms import FlatMap, Map, Transformation
 from millstream.transforms.given import adopted_operation, as_transformation
 
@@ -158,3 +162,29 @@ def count_random_maps(end: Step, seed: int) -> int:
 def longest_count(end: Step, counts: Callable[[Step], bool]) -> int:
     """Returns the number of steps that count, on the path upwards with the most of them."""
     return folded(end, lambda step, above: counts(step) + max(above, default=0))
+
+
+def check_map_dataset(value: object, name: str) -> None:
+    """Raises TypeError unless a value, which the error calls `name`, is a MapDataset."""
+    if not isinstance(value, grain_kinds.MapDataset):
+        raise TypeError(
+            f"{name} must be a MapDataset, got {type(value).__name__}: write MapDataset.source(...) around a source."
+        )
+
+
+def nodes_of(datasets: Any) -> tuple[Node, ...]:
+    """Returns the nodes of a list of MapDatasets, at least one."""
+    if isinstance(datasets, grain_kinds.MapDataset) or not isinstance(datasets, Sequence):
+        raise TypeError(f"datasets must be a list of MapDatasets, got {type(datasets).__name__}.")
+    if not datasets:
+        raise ValueError("datasets must have at least one dataset, got none.")
+    for number, dataset in enumerate(datasets):
+        check_map_dataset(dataset, f"datasets[{number}]")
+    return tuple(map(node_of, datasets))
+
+
+def as_workers(options: Any) -> MultiprocessingOptions:
+    """Returns options of workers: as given, or for a number of them; one per core for None."""
+    if has_fields(options, MultiprocessingOptions):
+        return as_options(options, "options", MultiprocessingOptions)
+    return MultiprocessingOptions(available_cores() if options is None else as_integer(options, "num_workers", 0))

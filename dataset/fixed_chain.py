@@ -21,11 +21,12 @@ from millstream.loader.checkpoints.fingerprint import Fingerprint, Origin, snaps
 from millstream.loader.checkpoints.state import fingerprint_of_pipeline
 from millstream.loader.pipeline.pipeline import FilterLimits, Pipeline, Tolerance
 from millstream.loader.pipeline.shards import first_dynamic
+from millstream.samplers.mixtures.mixing import Mixing
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
 from millstream.transforms.of_chains import DropAbsent, KeepAll, Present
 
-_UNCHANGEABLE = (int, float, str, tuple, range, np.ndarray, NoneType)
+_UNCHANGEABLE = (int, float, str, tuple, range, np.ndarray, Mixing, NoneType)
 """The types of the values of nodes that no user code can reach."""
 _SINCE = "the first iterator of this dataset: build another dataset"
 

@@ -23,6 +23,7 @@ from millstream.dataset.arguments import (
     as_flat_map,
     as_map,
     as_operation,
+    as_workers,
     depth_above,
     only_parent,
     raise_missing,
@@ -34,23 +35,24 @@ from millstream.dataset.joins.limits import Cache, Skip, Take
 from millstream.dataset.joins.mixing import Mix
 from millstream.dataset.joins.turns import Interleave, Repeat
 from millstream.dataset.joins.zipping import Zip
-from millstream.dataset.nodes.source_node import HANDED
 from millstream.dataset.opening import first_element_of, opened
 from millstream.dataset.options import DatasetOptions, OptionArguments
 from millstream.dataset.stream_steps import (
     Ahead,
     FromIterable,
     Operate,
-    Read,
     Seeded,
     StreamStep,
     WithOptions,
     step_of,
+    steps_of,
     without_threads,
 )
-from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.views import visualized
-from millstream.samplers.mixtures.mixture_checks import checked_weights, named_components
+from millstream.samplers.mixtures.mixing import Mixing
+from millstream.samplers.mixtures.mixing_schedule import FIRST_EXHAUSTED
+from millstream.samplers.mixtures.mixture_checks import named_components
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.batching.rebatch import Rebatch
 from millstream.transforms.given import as_transformation
@@ -167,12 +169,13 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
     def mix(
         datasets: "Sequence[IterDataset[Out]] | Mapping[str, IterDataset[Out]]",
         weights: "Sequence[Any] | Mapping[str, Any] | None" = None,
+        *,
+        stop: str = FIRST_EXHAUSTED,
     ) -> "IterDataset[Out]":
         """Returns the elements of several datasets, in exact proportions.
 
         The proportions are those of a `MixtureSampler`: each prefix is less than one element away from them, or up to
-        1.7 elements if weights have many digits. The mixture ends when a dataset that is due has
-        no more elements; repeat the datasets that should not end it.
+        1.7 elements if weights have many digits.
 
         With a mapping, a state contains positions by name. If it is restored into another mixture, datasets with the
         same names resume, new ones start at their beginning, and removed ones are dropped.
@@ -181,6 +184,9 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             datasets: a list, or a mapping from names; at least one.
             weights: numbers from 0 on, in a list or by name; None for equal weights. Decimals are used exactly as
                 written.
+            stop: the end of the mixture. "first_exhausted": when a dataset that is due has no more elements.
+                "all_exhausted": when each dataset has ended; one that ends earlier begins again. "drop_exhausted": when
+                each dataset has ended; one that ends earlier is skipped from then on.
 
         Raises:
             TypeError, ValueError: there are no datasets, or the weights do not fit them.
@@ -194,8 +200,34 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         """
         names, components = named_components(datasets, "datasets")
         streams = [as_stream(one, f"datasets[{name!r}]") for name, one in zip(names, components, strict=True)]
-        whole = checked_weights([1] * len(streams) if weights is None else weights, names)
-        return made(Mix(steps_of(streams), whole, names, isinstance(datasets, Mapping)), *streams)
+        mixing = Mixing.of(names, weights, stop)
+        return made(Mix(steps_of(streams), mixing, isinstance(datasets, Mapping)), *streams)
+
+    def reweighted(self, position: SupportsIndex, weights: "Sequence[Any] | Mapping[str, Any]") -> "IterDataset[T_co]":
+        """Returns a mixture that has other weights from a position on, and is the same before.
+
+        Each dataset continues with the element after its last one. A state that was saved at the position or before it
+        can be resumed with either.
+
+        Args:
+            position: the number of elements of the mixture before these weights, from 0 on. Weights that an earlier
+                call set for it or for later ones are replaced.
+            weights: as for `mix`.
+
+        Raises:
+            TypeError: this dataset is not a mixture: call it directly after `mix`.
+            ValueError: the weights are not valid.
+
+        Examples:
+            >>> mixture = millstream.IterDataset.mix([millstream.IterDataset.source(one) for one in ("abc", "xyz")])
+            >>> list(mixture.reweighted(4, [1, 0]))
+            ['a', 'x', 'b', 'y', 'c']
+        """
+        step = step_of(self)
+        if not isinstance(step, Mix):
+            raise TypeError(f"reweighted needs a mixture, got {step.text}: call it directly after mix(...).")
+        mixing = step.mixing.reweighted(position, weights)  # type: ignore[arg-type]  # as an index
+        return made(dataclasses.replace(step, mixing=mixing), *self.parents)
 
     @staticmethod
     def interleave(datasets: Any, cycle_length: SupportsIndex) -> "IterDataset[Any]":
@@ -216,7 +248,14 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> list(millstream.IterDataset.interleave(streams, cycle_length=2))
             ['a', 'b', 'a', 'a', 'c', 'c']
         """
-        return interleaved(datasets, cycle_length)
+        number = as_integer(cycle_length, "cycle_length", minimum=1)
+        if isinstance(datasets, grain_kinds.MapDataset):
+            return made(Interleave(steps_of([datasets]), datasets, number), datasets)
+        if isinstance(datasets, str | bytes) or not isinstance(datasets, Sequence):
+            raise TypeError(f"datasets must be a list or a MapDataset of datasets, got {type(datasets).__name__}.")
+        streams = as_streams(datasets, "datasets")
+        steps = steps_of(streams)
+        return made(Interleave(steps, steps, number), *streams)
 
     def concatenate(self, *datasets: "IterDataset[Out]") -> "IterDataset[T_co | Out]":
         """Returns the elements of this dataset, and then those of others.
@@ -249,7 +288,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> list(numbers.zip(numbers.map(str)))
             [(0, '0'), (1, '1')]
         """
-        streams = [as_stream(one, f"datasets[{number}]") for number, one in enumerate([self, *datasets])]
+        streams = as_streams([self, *datasets], "datasets")
         return made(Zip(steps_of(streams), as_flag(strict, "strict")), *streams)
 
     def take(self, count: SupportsIndex) -> "IterDataset[T_co]":
@@ -544,7 +583,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             [0, 10, 20, 30]
         """
         del sequential_slice
-        workers = _as_workers(options)
+        workers = as_workers(options)
         if worker_init_fn is not None:
             workers = dataclasses.replace(workers, worker_init_fn=worker_init_fn)
         return made(Ahead(steps_of([self]), workers, is_boundary=True), self)
@@ -557,8 +596,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
                 for one worker process per core.
 
         Raises:
-            TypeError: it is a number, which other libraries take for that of prefetched elements: write
-                `mp_prefetch(n)` for n processes.
+            TypeError: it is a number: write `mp_prefetch(n)` for n processes.
             ValueError: options are out of range.
 
         Examples:
@@ -571,8 +609,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         if isinstance(options, SupportsIndex):
             raise TypeError(
                 f"prefetch must be given ReadOptions for threads, got {options}. Write .mp_prefetch({options}) for "
-                "worker processes, or .prefetch(millstream.ReadOptions(prefetch_buffer_size=...)) for elements that "
-                "are ready in advance."
+                "worker processes, or .prefetch(ReadOptions(prefetch_buffer_size=...)) for elements in advance."
             )
         return self.mp_prefetch(options)  # type: ignore[arg-type]  # not ReadOptions
 
@@ -583,12 +620,11 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
     def _begun_by(self, caller: FrameType, begin: Callable[[], DatasetIterator[Any]]) -> DatasetIterator[T_co]:
         """Returns a new iterator, which code in another frame asks for, and shows a diagram if it is set."""
-        return visualized(
-            caller,
-            begin,
-            lambda: text_of("IterDataset", sketch_of(step_of(self), first_element_of)),
-            lambda: html_of("IterDataset", sketch_of(step_of(self), first_element_of)),
-        )
+        text, html = (functools.partial(self._rendered, one, first_element_of) for one in (text_of, html_of))
+        return visualized(caller, begin, text, html)
+
+    def _rendered(self, render: Callable[[str, Any], str], first: Callable[[Any], Any] | None = None) -> str:
+        return render("IterDataset", sketch_of(step_of(self), first))
 
     def _without_threads(self) -> "IterDataset[Any]":
         """Returns a dataset with the same elements, which are computed in this thread."""
@@ -602,38 +638,22 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         return dataset
 
     def __repr__(self) -> str:
-        return text_of("IterDataset", sketch_of(step_of(self)))
+        return self._rendered(text_of)
 
     def _repr_html_(self) -> str:
-        return html_of("IterDataset", sketch_of(step_of(self)))
+        return self._rendered(html_of)
 
     def _made_of(self, step: StreamStep, *parents: Any) -> None:
-        """Constructs a dataset of a subclass that is a step under another name."""
+        """Constructs a dataset, also one of a subclass that is a step under another name."""
         IterDataset.__init__(self, parents)
         self._step = step
 
 
 def made(step: StreamStep, *parents: Any) -> IterDataset[Any]:
     """Returns a dataset of a step."""
-    dataset = IterDataset[Any](parents)
-    dataset._step = step  # noqa: SLF001
+    dataset = IterDataset[Any]()
+    dataset._made_of(step, *parents)  # noqa: SLF001
     return dataset
-
-
-def steps_of(datasets: Iterable[Any]) -> tuple[Any, ...]:
-    """Returns the steps of datasets, for a step that draws from them."""
-    return tuple(map(step_of, datasets))
-
-
-def reading(
-    map_dataset: Any, read_options: ReadOptions | None = None, *, allow_nones: bool = False
-) -> IterDataset[Any]:
-    """Returns the elements of a MapDataset in order."""
-    options = ReadOptions() if read_options is None else as_options(read_options, "read_options", ReadOptions)
-    step: StreamStep = Read(steps_of([map_dataset]), map_dataset, options, allow_nones)
-    if (handed := vars(map_dataset).get(HANDED)) is not None:
-        step = WithOptions((step,), handed)
-    return made(step, map_dataset)
 
 
 def as_stream(dataset: Any, what: str) -> IterDataset[Any]:
@@ -646,16 +666,8 @@ def as_stream(dataset: Any, what: str) -> IterDataset[Any]:
     return dataset
 
 
-def interleaved(datasets: Any, cycle_length: SupportsIndex) -> IterDataset[Any]:
-    """Returns one element of each of `cycle_length` datasets, one after another."""
-    number = as_integer(cycle_length, "cycle_length", minimum=1)
-    if isinstance(datasets, grain_kinds.MapDataset):
-        return made(Interleave(steps_of([datasets]), datasets, number), datasets)
-    if isinstance(datasets, str | bytes) or not isinstance(datasets, Sequence):
-        raise TypeError(f"datasets must be a list or a MapDataset of datasets, got {type(datasets).__name__}.")
-    streams = [as_stream(dataset, f"datasets[{position}]") for position, dataset in enumerate(datasets)]
-    steps = steps_of(streams)
-    return made(Interleave(steps, steps, number), *streams)
+def as_streams(datasets: Sequence[Any], what: str) -> list[IterDataset[Any]]:
+    return [as_stream(dataset, f"{what}[{number}]") for number, dataset in enumerate(datasets)]
 
 
 def _always_dataset_iterators(own: Callable[[Any], Any]) -> Callable[[Any], DatasetIterator[Any]]:
@@ -679,9 +691,3 @@ def _operated(
     parent: IterDataset[Any], operation: Transformation, seed: SupportsIndex | None = None
 ) -> IterDataset[Any]:
     return made(Operate.after(step_of(parent), operation, seed), parent)
-
-
-def _as_workers(options: Any) -> MultiprocessingOptions:
-    if has_fields(options, MultiprocessingOptions):
-        return as_options(options, "options", MultiprocessingOptions)
-    return MultiprocessingOptions(available_cores() if options is None else as_integer(options, "num_workers", 0))

@@ -1,5 +1,6 @@
 """A dataset with random access, and the methods that extend it to longer chains."""
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlias, TypeVar, overload
@@ -13,17 +14,19 @@ from millstream.dataset.arguments import (
     as_flat_map,
     as_map,
     as_operation,
+    check_map_dataset,
     count_random_maps,
     depth_above,
     longest_count,
     nearest_seed,
+    nodes_of,
     only_parent,
     raise_missing,
     seed_for,
     warn_of_replacement,
 )
 from millstream.dataset.chain_rendering import extent_of, html_of, sketch_of, text_of
-from millstream.dataset.iter_dataset import IterDataset, reading
+from millstream.dataset.iter_dataset import IterDataset, made
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.node_source import NodeSource, node_of
 from millstream.dataset.nodes.blocks import positions_within
@@ -39,8 +42,11 @@ from millstream.dataset.nodes.index_nodes import Repeat, Seed, Shard, Shuffle, S
 from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected, Zipped, warn_of_proportions
 from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import HANDED, Source
+from millstream.dataset.stream_steps import Read
 from millstream.loader.threads.options import ReadOptions
-from millstream.samplers.mixtures.mixture_checks import checked_weights, named_components
+from millstream.samplers.mixtures.mixing import Mixing
+from millstream.samplers.mixtures.mixing_schedule import FIRST_EXHAUSTED
+from millstream.samplers.mixtures.mixture_checks import named_components
 from millstream.sources import DataSource
 from millstream.sources.source_checks import check_range, check_readable
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
@@ -90,7 +96,7 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
         if isinstance(parents, MapDataset) or not isinstance(parents, Sequence):
             parents = (parents,)
         for parent in parents:
-            _check_dataset(parent, "A parent")
+            check_map_dataset(parent, "A parent")
         self._parents = tuple(parents)
         self._depth = depth_above(parents)
 
@@ -166,7 +172,7 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
             >>> list(millstream.MapDataset.concatenate([first, second]))
             [0, 1, 2, 10, 11]
         """
-        nodes = _nodes(datasets)
+        nodes = nodes_of(datasets)
         for number, node in enumerate(nodes):
             if node.length == ENDLESS:
                 raise ValueError(f"datasets[{number}] has no end, so nothing can come after it: .repeat() the result.")
@@ -178,18 +184,22 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
     def mix(
         datasets: "Sequence[MapDataset[Out]] | Mapping[str, MapDataset[Out]]",
         weights: Sequence[float] | Mapping[str, float] | None = None,
+        *,
+        stop: str = FIRST_EXHAUSTED,
     ) -> "MapDataset[Out]":
         """Returns the interleaved elements of datasets, in the proportions of weights.
 
         The order is not random: among any number of first elements, each dataset has its share, with an error below one
-        or two elements. It is the order of `MixtureSampler`. The mixture ends when a dataset whose turn it is has no
-        more elements; `.repeat()` the datasets to avoid that. Beyond the end, as in `mix(...).repeat(2)`, each dataset
+        or two elements. It is the order of `MixtureSampler`. Beyond the end, as in `mix(...).repeat(2)`, each dataset
         continues in its own next epoch.
 
         Args:
             datasets: a list, or a mapping by name; at least one.
             weights: numbers, one per dataset, or a mapping by the same names; equal weights if None. Decimals are used
                 exactly as written.
+            stop: the end of the mixture. "first_exhausted": when a dataset whose turn it is has no more elements.
+                "all_exhausted": when each dataset has ended; one that ends earlier continues in its next epoch.
+                "drop_exhausted": when each dataset has ended; one that ends earlier is skipped from then on.
 
         Raises:
             TypeError, ValueError: there are no datasets, one is empty, or the weights do not match them.
@@ -201,12 +211,38 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
             [0, 1, 2, 'a', 3, 4, 5, 'b']
         """
         names, components = named_components(datasets, "datasets")
-        nodes = _nodes(components)
+        nodes = nodes_of(components)
         for name, node in zip(names, nodes, strict=True):
             if not node.length:
                 raise ValueError(f"Dataset {name!r} is empty: leave it out of the mixture.")
-        whole = checked_weights([1] * len(names) if weights is None else weights, names)
-        return dataset_of(Mixed(nodes, whole, names), *components)
+        return dataset_of(Mixed(nodes, Mixing.of(names, weights, stop)), *components)
+
+    def reweighted(self, position: SupportsIndex, weights: Sequence[float] | Mapping[str, float]) -> "MapDataset[T]":
+        """Returns a mixture that has other weights from a position on, and is the same before.
+
+        Each dataset continues with the element after its last one. Weights that an earlier call set for this position
+        or for later ones are replaced.
+
+        Args:
+            position: the first position with these weights, from 0 on.
+            weights: as for `mix`.
+
+        Raises:
+            TypeError: this dataset is not a mixture: call it directly after `mix`.
+            ValueError: the weights are not valid, or the mixture ends before the position.
+
+        Examples:
+            >>> mixture = millstream.MapDataset.mix([millstream.MapDataset.source(one) for one in ("abc", "xyz")])
+            >>> list(mixture.reweighted(4, [1, 0]))
+            ['a', 'x', 'b', 'y', 'c']
+        """
+        node = node_of(self)
+        if not isinstance(node, Mixed):
+            raise TypeError(f"reweighted needs a mixture, got {node.text}: call it directly after mix(...).")
+        mixed = dataclasses.replace(node, mixing=node.mixing.reweighted(position, weights))  # type: ignore[arg-type]
+        # Of which the length is known only if no change is beyond the end.
+        _ = mixed.length
+        return dataset_of(mixed, *self._parents)
 
     @staticmethod
     def select_from_datasets(datasets: "Sequence[MapDataset[Out]]", selection_map: Any) -> "MapDataset[Out]":
@@ -227,7 +263,7 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
             >>> list(millstream.MapDataset.select_from_datasets([numbers, letters], [(0, 5), (1, 0), (0, 2)]))
             [5, 'a', 2]
         """
-        nodes = _nodes(datasets)
+        nodes = nodes_of(datasets)
         if not hasattr(selection_map, "__len__") or not hasattr(selection_map, "__getitem__"):
             raise TypeError(
                 "selection_map must have len(selection_map) and selection_map[position] -> (number of a dataset, "
@@ -546,7 +582,7 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
             >>> list(millstream.MapDataset.range(2).zip(letters))
             [(0, 'a'), (1, 'b')]
         """
-        nodes = _nodes([self, *datasets])
+        nodes = nodes_of([self, *datasets])
         if len({node.length for node in nodes}) != 1:
             lengths = [node.length for node in nodes]
             raise ValueError(
@@ -616,7 +652,7 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
             >>> list(dataset.to_iter_dataset()), list(dataset.to_iter_dataset(allow_nones=True))
             ([0, 2], [0, None, 2, None])
         """
-        return reading(self, read_options, allow_nones=as_flag(allow_nones, "allow_nones"))
+        return made(Read.of(self, read_options, allow_nones=as_flag(allow_nones, "allow_nones")), self)
 
     def __iter__(self) -> DatasetIterator[T]:
         """Returns an iterator over one epoch, without missing elements."""
@@ -661,20 +697,3 @@ def dataset_of(node: Node, *parents: MapDataset[Any]) -> MapDataset[Any]:
     if len(parents) == 1 and (handed := vars(parents[0]).get(HANDED)) is not None:
         vars(dataset)[HANDED] = handed
     return dataset
-
-
-def _check_dataset(value: object, name: str) -> None:
-    if not isinstance(value, MapDataset):
-        raise TypeError(
-            f"{name} must be a MapDataset, got {type(value).__name__}: write MapDataset.source(...) around a source."
-        )
-
-
-def _nodes(datasets: Any) -> tuple[Node, ...]:
-    if isinstance(datasets, MapDataset) or not isinstance(datasets, Sequence):
-        raise TypeError(f"datasets must be a list of MapDatasets, got {type(datasets).__name__}.")
-    if not datasets:
-        raise ValueError("datasets must have at least one dataset, got none.")
-    for number, dataset in enumerate(datasets):
-        _check_dataset(dataset, f"datasets[{number}]")
-    return tuple(map(node_of, datasets))

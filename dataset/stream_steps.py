@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self, SupportsIndex, TypeAlias, final
 
 from millstream import grain_kinds
+from millstream.core.checks import as_options
 from millstream.core.descriptions import described, function_name
 from millstream.core.randomness import OF_GROUPS, derive_seed
 from millstream.dataset.arguments import count_random_maps, longest_count, nearest_seed, seed_for
@@ -16,6 +17,7 @@ from millstream.dataset.iterators.iterable_iterator import iterator_of_iterable
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import Running, Shared
 from millstream.dataset.node_source import node_of
+from millstream.dataset.nodes.source_node import HANDED
 from millstream.dataset.options import DatasetOptions
 from millstream.dataset.step import Step, folded
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -83,6 +85,14 @@ class Read(StreamStep):
     allow_nones: bool = False
     is_leaf = True
     text = ".to_iter_dataset()"
+
+    @classmethod
+    def of(cls, source: Any, reading: ReadOptions | None, *, allow_nones: bool) -> StreamStep:
+        """Returns the step that reads a MapDataset, with the options of a user's dataset that draws from it."""
+        options = ReadOptions() if reading is None else as_options(reading, "read_options", ReadOptions)
+        step = cls((step_of(source),), source, options, allow_nones)
+        handed = vars(source).get(HANDED)
+        return step if handed is None else WithOptions((step,), handed)
 
     @property
     def requested_reading(self) -> ReadOptions:
@@ -332,6 +342,11 @@ def step_of(dataset: Any) -> Any:
         return known[id(stream)]
 
     return found(dataset)
+
+
+def steps_of(datasets: Iterable[Any]) -> tuple[Any, ...]:
+    """Returns the steps of datasets, for a step that draws from them."""
+    return tuple(map(step_of, datasets))
 
 
 def stream_of(dataset: Any, what: str) -> Any:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, final
 
-from millstream.dataset.iter_dataset import IterDataset, reading
+from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.map_dataset import MapDataset, dataset_of
 from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.index_nodes import InterleavedRows
+from millstream.dataset.stream_steps import Read
 from millstream.errors import DataSourceError
 from millstream.sources.arrow.tables import filesystems
 from millstream.sources.files.paths import FileIdentity, FileRange
@@ -44,7 +45,7 @@ class TFRecordIterDataset(IterDataset[bytes]):
 
     def __init__(self, path: Any) -> None:
         records = MapDataset.source(TFRecordDataSource(path))
-        self._made_of(reading(records)._step, records)  # noqa: SLF001  (of the base class)
+        self._made_of(Read.of(records, None, allow_nones=False), records)
         self._path = path
 
 
@@ -135,7 +136,7 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
         rows = MapDataset.source(source)
         if turns > 1:
             rows = dataset_of(InterleavedRows(node_of(rows), sizes, turns), rows)
-        self._made_of(reading(rows)._step, rows)  # noqa: SLF001  (of the base class)
+        self._made_of(Read.of(rows, None, allow_nones=False), rows)
 
 
 def _sizes_of_files(source: ParquetDataSource) -> tuple[int, ...]:

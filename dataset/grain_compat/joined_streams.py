@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
 from millstream.core.checks import as_flag, as_integer, as_integer_or_none
-from millstream.dataset.iter_dataset import IterDataset, as_stream, interleaved, steps_of
+from millstream.dataset.iter_dataset import IterDataset, as_stream, as_streams
 from millstream.dataset.joins.limits import Cache, Take
 from millstream.dataset.joins.turns import Repeat
 from millstream.dataset.joins.zipping import Zip
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.node_source import node_of
+from millstream.dataset.stream_steps import steps_of
 
 
 class LimitIterDataset(IterDataset[Any]):
@@ -94,7 +95,7 @@ class ZipIterDataset(IterDataset[tuple[Any, ...]]):
     def __init__(self, parents: Sequence[Any], *, strict: bool = True) -> None:
         if not parents:
             raise ValueError("ZipIterDataset needs at least one dataset, got none.")
-        streams = [as_stream(parent, f"parents[{number}]") for number, parent in enumerate(parents)]
+        streams = as_streams(parents, "parents")
         self._made_of(Zip(steps_of(streams), as_flag(strict, "strict")), *streams)
 
 
@@ -157,5 +158,5 @@ class InterleaveIterDataset(IterDataset[Any]):
         iter_buffer_size: int = 1,
     ) -> None:
         del num_make_iter_threads, make_iter_buffer_size, iter_buffer_size
-        stream = interleaved(datasets, cycle_length)
+        stream = IterDataset.interleave(datasets, cycle_length)
         self._made_of(stream._step, *stream.parents)  # noqa: SLF001  (of the base class)

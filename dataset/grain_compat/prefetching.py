@@ -5,10 +5,10 @@ from typing import Any, SupportsIndex, final
 
 from millstream.core.checks import as_integer
 from millstream.dataset.chain import Chain
-from millstream.dataset.iter_dataset import IterDataset, as_stream, made, steps_of
+from millstream.dataset.iter_dataset import IterDataset, as_stream, made
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.options import DatasetOptions
-from millstream.dataset.stream_steps import Ahead, Leaf, OpenBelow, StreamStep, WithOptions, step_of
+from millstream.dataset.stream_steps import Ahead, Leaf, OpenBelow, StreamStep, WithOptions, step_of, steps_of
 from millstream.loader.device_iterator import DeviceIterator
 from millstream.loader.device_placement import Placement
 from millstream.loader.threads.options import ReadOptions

@@ -21,8 +21,9 @@ from millstream.dataset.fixed_chain import FixedChain, checked_maps
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator, position_of
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
+from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import Running, Shared, WarmWorkers
-from millstream.dataset.joins.drawn_mixture import MixedIterator
+from millstream.dataset.joins.drawn_mixture import ExhaustingIterator, MixedIterator
 from millstream.dataset.node_source import NodeSource
 from millstream.dataset.nodes.element_nodes import Batched, Mapped, MappedAtRandom, MappedWithIndex
 from millstream.dataset.nodes.joining_nodes import Mixed
@@ -36,6 +37,8 @@ from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import MIXED_CHAIN
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.options import ReadOptions
+from millstream.samplers.mixtures.mixing import Mixing
+from millstream.samplers.mixtures.mixing_schedule import FIRST_EXHAUSTED
 from millstream.sharding import NoSharding
 from millstream.transforms import Batch, Map, MapWithIndex, Transformation
 from millstream.transforms.of_chains import AbsentElement, SeededRandomMap
@@ -47,22 +50,23 @@ class Mix(Join):
     """The elements of several streams, in the proportions of weights.
 
     Attributes:
-        weights: whole numbers without a common divisor.
-        names: the names of the streams; their numbers if they have none.
+        mixing: the names, the weights and the end.
         is_named: True if states refer to streams by name.
     """
 
-    weights: tuple[int, ...]
-    names: tuple[Any, ...]
+    mixing: Mixing
     is_named: bool
 
-    def opened(self, open_below: OpenBelow) -> MixedIterator:
-        return MixedIterator(list(map(open_below, self.above)), self.weights, self.names if self.is_named else None)
+    def opened(self, open_below: OpenBelow) -> RecoveringIterator[Any]:
+        parents = list(map(open_below, self.above))
+        if self.mixing.stop != FIRST_EXHAUSTED:
+            return ExhaustingIterator(parents, self.mixing)
+        return MixedIterator(parents, self.mixing, is_named=self.is_named)
 
     def followed_by(
         self, chain: FixedChain, running: Running, reading: ReadOptions | None, draw: Callable[[Shared], Any]
     ) -> DatasetIterator[Any] | None:
-        if running.tolerance is not None or not chain.operations:
+        if running.tolerance is not None or not chain.operations or not self.mixing.is_plain:
             return None
         nodes = [straight_node(parent) for parent in self.above]
         lowered = tuple(node for node in nodes if node is not None)
@@ -75,7 +79,7 @@ class Mix(Join):
         return MixtureIterator(
             FedIterator(stream, chain, running),
             stream,
-            Mixed(lowered, self.weights, self.names),
+            Mixed(lowered, self.mixing),
             chain.operations,
             dataclasses.replace(running, reading=joint_reading(self.above, reading)),
             inputs_have_workers=inputs_have_workers,
@@ -83,11 +87,11 @@ class Mix(Join):
 
     @property
     def text(self) -> str:
-        return f"mix(weights={dict(zip(self.names, self.weights, strict=True))})"
+        return f"mix(weights={dict(zip(self.mixing.names, self.mixing.weights, strict=True))}{self.mixing.rest})"
 
     @property
     def shares(self) -> Sequence[tuple[str, float]]:
-        return [(str(name), weight) for name, weight in zip(self.names, self.weights, strict=True)]
+        return self.mixing.shares
 
 
 def straight_node(step: StreamStep) -> Node | None:
@@ -217,7 +221,7 @@ class MixtureIterator(EngineIterator):
         self._fed = fed
         self._stream = stream
         parents, maps = shared_maps(mixed.above)
-        self._mixed = Mixed(parents, mixed.weights, mixed.names)
+        self._mixed = Mixed(parents, mixed.mixing)
         self._operations = (*checked_maps(maps), *operations)
         self._running = running
         self._inputs_have_workers = inputs_have_workers
@@ -295,11 +299,7 @@ class MixtureIterator(EngineIterator):
         lead = tuple(saved - here for saved, here in zip(drawn, self._stream.drawn_at(begin), strict=True))
         mixed, engine = self._mixed_from, (self._execution, self._inner)
         if is_other := lead != self._lead or (any(lead) and begin < self._begin):
-            mixed = (
-                _MixedFrom(self._mixed.above, self._mixed.weights, self._mixed.names, begin, lead)
-                if any(lead)
-                else self._mixed
-            )
+            mixed = _MixedFrom(self._mixed.above, self._mixed.mixing, begin, lead) if any(lead) else self._mixed
         if begin != self._first_of(cursor.block, mixed):
             return False
         if is_other:

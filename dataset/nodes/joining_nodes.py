@@ -17,7 +17,8 @@ from millstream.dataset.nodes.index_nodes import IndexNode, selected_identity
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions, Units, divided
 from millstream.dataset.nodes.source_node import Source
 from millstream.loader.checkpoints.description import Description
-from millstream.samplers.mixtures.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
+from millstream.samplers.mixtures.mixing import Mixing
+from millstream.samplers.mixtures.mixing_schedule import DROP_EXHAUSTED, MixingSchedule
 from millstream.samplers.order import by_number
 from millstream.sources import ConcatenatedDataSource
 
@@ -156,40 +157,47 @@ class Concatenated(JoiningNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mixed(JoiningNode):
-    """Interleaves the parents in the proportions of weights, as a `MixtureSampler` does.
+    """Interleaves the parents in the proportions of weights, as a `MixtureSampler` does."""
 
-    Weights are integers without a common divisor. Parents without names are named by their numbers.
-    """
+    mixing: Mixing
+    is_mixed = True
 
-    weights: tuple[int, ...]
-    names: tuple[Any, ...]
-    # Beyond the end, each parent continues where it was.
-    reorders = is_mixed = True
+    @functools.cached_property
+    def reorders(self) -> bool:  # type: ignore[override]  # as a property
+        # Beyond the end, each parent continues where it was, unless all of them have ended there.
+        return self.mixing.stop != DROP_EXHAUSTED
 
     @functools.cached_property
     def _schedule(self) -> MixingSchedule:
-        lengths = [None if parent.length == ENDLESS else parent.length for parent in self.above]
-        return MixingSchedule([(0, self.weights)], lengths, FIRST_EXHAUSTED)
+        return self.mixing.schedule([None if parent.length == ENDLESS else parent.length for parent in self.above])
 
     @functools.cached_property
     def length(self) -> int:
-        """The first position whose parent has no more elements in its first epoch."""
+        """The first position at which the mixture has ended in its first epoch."""
         length = self._schedule.length
         return ENDLESS if length is None else min(ENDLESS, length)
 
     def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
-        return self._schedule.phases[0].locate(positions)
+        if self.mixing.stop != DROP_EXHAUSTED:
+            return self._schedule.locate(positions)
+        epochs, offsets = divided(positions, self.length)
+        numbers, own = self._schedule.locate(offsets)
+        lengths = np.array([parent.length for parent in self.above], np.int64)
+        return numbers, own + (epochs if isinstance(epochs, int) else epochs.view(np.int64)) * lengths[numbers]
 
     @property
     def text(self) -> str:
-        return f"mix(weights={list(self.weights)})"
+        return f"mix(weights={list(self.mixing.weights)}{self.mixing.rest})"
 
     @property
     def shares(self) -> Sequence[tuple[str, float]]:
-        return [(str(name), weight) for name, weight in zip(self.names, self.weights, strict=True)]
+        return self.mixing.shares
 
     def identities(self) -> Iterator[str]:
-        yield f"Mixed({dict(zip(self.names, self.weights, strict=True))})"
+        yield f"Mixed({dict(zip(self.mixing.names, self.mixing.weights, strict=True))}{self.mixing.rest})"
+
+    def content(self) -> Description:
+        return Description()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -350,7 +358,8 @@ def _out_of_proportion(node: Node, positions: Positions) -> tuple[Mixed, list[in
     if isinstance(node, Mixed):
         numbers, _ = node.parents_at(positions)
         counts = np.bincount(numbers, minlength=len(node.above))
-        expected = len(positions) * np.array(node.weights) / sum(node.weights)
+        weights = node.mixing.weights
+        expected = len(positions) * np.array(weights) / sum(weights)
         if (np.abs(counts - expected) > _PROPORTION_ERROR + _PROPORTION_SHARE * len(positions)).any():
             return node, counts.tolist()
     if not node.is_mixed:

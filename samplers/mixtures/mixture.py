@@ -11,7 +11,7 @@ from typing import Any, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.core.checks import as_integer, as_integer_or_none, as_options, named_arguments
+from millstream.core.checks import as_integer_or_none, as_options, named_arguments
 from millstream.core.randomness import OF_GROUPS, as_seed, derive_seed
 from millstream.core.segments import Segments
 from millstream.record import RecordMetadata
@@ -23,9 +23,9 @@ from millstream.samplers.base import (
     largest_key,
     position_limit,
 )
+from millstream.samplers.mixtures.mixing import Mixing, Weights
 from millstream.samplers.mixtures.mixing_schedule import (
     ALL_EXHAUSTED,
-    DROP_EXHAUSTED,
     FIRST_EXHAUSTED,
     MixingSchedule,
     Phase,
@@ -48,8 +48,6 @@ from millstream.samplers.order import Occurrences, Order, positions_between
 from millstream.samplers.permutation import permute_blocks
 from millstream.samplers.protocols import Located, is_mixed
 from millstream.sharding import NoSharding, ShardOptions
-
-Weights = Sequence[Any] | Mapping[str, Any]
 
 REPR_LENGTH = 100
 """Longest description that lists weights; longer ones count the components and the changes."""
@@ -148,11 +146,7 @@ class MixtureSampler(Order):
     ) -> None:
         present, given = named_components(samplers, "samplers")
         self.parts: dict[Any, Any] = dict(zip(present, given, strict=True))
-        if stop not in (FIRST_EXHAUSTED, ALL_EXHAUSTED, DROP_EXHAUSTED):
-            raise ValueError(
-                f"stop must be {FIRST_EXHAUSTED!r}, {ALL_EXHAUSTED!r} or {DROP_EXHAUSTED!r}, got {stop!r}."
-            )
-        self.stop = stop
+        self._mixing = Mixing((), (), stop)
         self.batches_of = as_integer_or_none(batches_of, "batches_of")
         own = NoSharding() if shard_options is None else shard_options
         self.shard_options = as_options(own, "shard_options", ShardOptions)
@@ -160,10 +154,9 @@ class MixtureSampler(Order):
         self.row_length = checked_row_length(present, orders)
         check_batches(self.parts, self.batches_of)
         own_weights, later = checked_weights(weights, present), checked_changes(changes)
-        self.names = with_absent_names(present, later)
+        self._mixing = Mixing(with_absent_names(present, later), (), stop)
         self._complete(orders, checked_source_lengths(self.parts, source_lengths))
         by_name = dict(zip(present, own_weights, strict=True))
-        self._changes: tuple[tuple[int, tuple[int, ...]], ...] = ()
         if not later or later[0][0]:
             later = [(0, by_name if isinstance(present[0], str) else own_weights), *later]
         self._schedule = self._scheduled([(0, checked_weights(later[0][1], self.names, self.names))])
@@ -227,14 +220,26 @@ class MixtureSampler(Order):
 
     def __getstate__(self) -> dict[str, Any]:
         # Not what is computed from these: it is as quickly computed again.
-        given = ("names", "parts", "samplers", "row_length", "source_lengths", "stop", "batches_of", "shard_options")
-        own = ("_given_seed", "_leader", "_changes", "_schedule", "_global_batch_size", "_batch_seed")
+        given = ("parts", "samplers", "row_length", "source_lengths", "batches_of", "shard_options")
+        own = ("_given_seed", "_leader", "_mixing", "_schedule", "_global_batch_size", "_batch_seed")
         return {name: getattr(self, name) for name in (*given, *own)}
 
     def _copied(self, **changes: Any) -> Self:
         copied = object.__new__(type(self))
         vars(copied).update(self.__getstate__() | changes)
         return copied
+
+    @property
+    def names(self) -> tuple[Any, ...]:
+        return self._mixing.names
+
+    @property
+    def stop(self) -> str:
+        return self._mixing.stop
+
+    @property
+    def _changes(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        return self._mixing.changes
 
     @property
     def length(self) -> int | None:
@@ -328,7 +333,12 @@ class MixtureSampler(Order):
         names = (*self.names, *(name for name in samplers if name not in self.names))
         names = tuple(samplers) if set(samplers) >= set(names) else names
         parts = {**self.parts, **samplers}
-        extended = self._copied(names=names, parts={name: parts[name] for name in names if name in parts})
+        rows = [self.names.index(name) if name in self.names else None for name in names]
+        changes = tuple(
+            (position, tuple(0 if row is None else weights[row] for row in rows)) for position, weights in self._changes
+        )
+        mixing = Mixing(names, changes, self.stop)
+        extended = self._copied(_mixing=mixing, parts={name: parts[name] for name in names if name in parts})
         orders = [checked_component(name, sampler) for name, sampler in extended.parts.items()]
         check_batches(extended.parts, self.batches_of)
         lengths = dict(zip(self.names, self.source_lengths, strict=True))
@@ -337,13 +347,9 @@ class MixtureSampler(Order):
             (lengths[name],) = checked_source_lengths({name: samplers[name]}, given)
         extended.row_length = checked_row_length(tuple(extended.parts), orders)
         extended._complete(orders, [lengths[name] for name in extended.parts])  # noqa: SLF001  (of this class)
-        rows = [self.names.index(name) if name in self.names else None for name in names]
-        changes = tuple(
-            (position, tuple(0 if row is None else weights[row] for row in rows)) for position, weights in self._changes
-        )
         by_batch = [(position // self._batch, weights) for position, weights in changes]
         leader, schedule = names.index(self.names[self._leader]), extended._scheduled(by_batch)  # noqa: SLF001
-        return extended._copied(_changes=changes, _schedule=schedule, _leader=leader)  # noqa: SLF001
+        return extended._copied(_schedule=schedule, _leader=leader)  # noqa: SLF001
 
     @property
     def changes(self) -> list[tuple[int, Any]]:
@@ -354,11 +360,7 @@ class MixtureSampler(Order):
 
             MixtureSampler(samplers, weights, changes=json.loads(kept))
         """
-        is_named = isinstance(self.names[0], str)
-        return [
-            (position, dict(zip(self.names, weights, strict=True)) if is_named else list(weights))
-            for position, weights in self._changes
-        ]
+        return self._mixing.described_changes
 
     def of_epoch(self, number: int) -> Self:
         """Returns the mixture of one epoch of each component, to the end that `stop` decides.
@@ -402,7 +404,8 @@ class MixtureSampler(Order):
             if schedule.length is not None and position >= schedule.length * self._batch:
                 break
             schedule, count = schedule.changed(position // self._batch, weights), count + 1
-        return epoch._copied(_schedule=schedule, _changes=changes[:count])  # noqa: SLF001  (of this class)
+        mixing = dataclasses.replace(self._mixing, changes=changes[:count])
+        return epoch._copied(_schedule=schedule, _mixing=mixing)  # noqa: SLF001  (of this class)
 
     def shuffled_within(self, global_batch_size: int, seed: int) -> Self:
         """Returns the mixture with the rows of each global batch permuted, as a loader reads it.
@@ -430,28 +433,19 @@ class MixtureSampler(Order):
 
     def _changed(self, position: int, weights: Weights, optional: Sequence[Any] | None = None) -> dict[str, Any]:
         """Returns the attributes of the mixture that has other weights from a position on."""
-        position = as_integer(position, "position", minimum=0)
-        if position >= POSITION_LIMIT:
-            raise ValueError(f"position must be between 0 and {POSITION_LIMIT - 1}, got {position}.")
+        absent = [name for name in self.names if name not in self.parts]
+        mixing = self._mixing.reweighted(position, weights, absent if optional is None else optional)
         if position % self._batch:
             raise ValueError(
                 f"position must be a multiple of batches_of={self.batches_of}, because a batch has one component, got "
                 f"{position}. Multiply the step by the global batch."
             )
-        absent = [name for name in self.names if name not in self.parts]
-        changed = checked_weights(weights, self.names, absent if optional is None else optional)
-        if optional is None and any(changed[self.names.index(name)] for name in absent):
+        kept, (_, here) = self._mixing.changes_before(position), mixing.changes[-1]
+        if optional is None and any(here[self.names.index(name)] for name in absent):
             raise ValueError(f"weights must be 0 for {absent[0]!r}, which was left out. Pass its sampler again.")
-        kept = self._changes[: bisect.bisect_left(self._changes, position, key=operator.itemgetter(0))]
-        # If the same weights still hold, a new part would begin their period again.
-        is_same = bool(kept) and kept[-1][1] == changed
-        schedule = self._schedule.changed(position // self._batch, None if is_same else changed)
-        leader = self._leader if kept else next(itertools.compress(itertools.count(), changed))
-        return {
-            "_schedule": schedule,
-            "_changes": kept if is_same else (*kept, (position, changed)),
-            "_leader": leader,
-        }
+        schedule = self._schedule.changed(position // self._batch, None if mixing.changes == kept else here)
+        leader = self._leader if kept else next(itertools.compress(itertools.count(), mixing.weights))
+        return {"_schedule": schedule, "_mixing": mixing, "_leader": leader}
 
     def fingerprint(self) -> str:
         """Returns the components and, for each position from which on the weights are others, the weights.

@@ -129,9 +129,9 @@ def test_a_mixture_resumes_in_another_one(
     one, other = step_of(before), step_of(after)
     assert isinstance(one, Mix)
     assert isinstance(other, Mix)
-    shared = dict(zip(one.names, before.parents, strict=True))
-    parts = {name: shared.get(name, part) for name, part in zip(other.names, after.parents, strict=True)}
-    changed = IterDataset.mix(parts, dict(zip(other.names, other.weights, strict=True)))
+    shared = dict(zip(one.mixing.names, before.parents, strict=True))
+    parts = {name: shared.get(name, part) for name, part in zip(other.mixing.names, after.parents, strict=True)}
+    changed = IterDataset.mix(parts, dict(zip(other.mixing.names, other.mixing.weights, strict=True)))
     dataset = followed(changed, batch_size)
     with iter(followed(before, batch_size)) as saved:
         list(itertools.islice(saved, step))
