@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from millstream.loader.scheduling.feed import Feed
     from millstream.loader.scheduling.schedule import Schedule
     from millstream.loader.threads.shared_threads import SharedThreads
-    from millstream.loader.workers.shared_workers import SharedWorkers
     from millstream.loader.workers.warm_pools import WarmPools
+    from millstream.loader.workers.workers_executor import SharedWorkers
 
 
 @final
@@ -220,7 +220,7 @@ class Execution:
             common |= {"shared_workers": self._shared_workers, "local_reading": self._local_reading}
             return PoolExecutor(self.plan, position, **common)
         if self._shared_workers is not None:
-            from millstream.loader.workers.shared_workers import SubstreamExecutor  # noqa: PLC0415  (lazy, as above)
+            from millstream.loader.workers.workers_executor import SubstreamExecutor  # noqa: PLC0415  (lazy, as above)
 
             return SubstreamExecutor(
                 self.plan, position, shared_workers=self._shared_workers, name=self._name, **common

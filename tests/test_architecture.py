@@ -282,17 +282,9 @@ def test_the_graph_of_imports_is_as_drawn() -> None:
 
 
 def test_no_import_leads_back_to_its_module() -> None:
-    """Modules stand one above the other: what one imports, in functions and for type checkers too, never imports it.
-
-    In the executors of workers, annotations may name what is above.
-    """
+    """Modules stand one above the other: what one imports, in functions and for type checkers too, never imports it."""
     graph = {
-        module: {
-            imported
-            for item in imports_of(path.read_text())
-            if (imported := module_of(item.target)) is not None
-            and not (item.is_for_checkers and drawn_as(module) == drawn_as(imported) == "workers")
-        }
+        module: {imported for item in imports_of(path.read_text()) if (imported := module_of(item.target)) is not None}
         for module, path in MODULES.items()
     }
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from millstream.dataset.fixed_chain import FixedChain
-    from millstream.loader.workers.shared_workers import SharedWorkers
     from millstream.loader.workers.warm_pools import WarmPools
+    from millstream.loader.workers.workers_executor import SharedWorkers
 
 
 @final
