@@ -1,7 +1,9 @@
 """Members of public classes that only the library calls: the reference and the contract leave them out."""
 
 FOR_THE_LIBRARY = {
+    "DataLoaderIterator.resume",
     "DataLoaderIterator.take",
+    "WithComponent.added",
     "acquire",
     "actor_options",
     "arrange",

@@ -31,6 +31,7 @@ DOCUMENTS = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",
+    "SECURITY.md": "security-policy.md",
     "loader/README.md": "how-the-loader-works.md",
     "loader/pipeline/README.md": "stages-and-groups.md",
     "loader/processes/README.md": "worker-processes.md",

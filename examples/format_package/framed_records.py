@@ -19,7 +19,7 @@ def frame_of(record: bytes) -> bytes:
 
 
 class Framed(millstream.SpanFormat[bytes]):
-    """A record is bytes. The lengths are read for the index, the checksums with the records."""
+    """A record is bytes. The index needs the lengths, and each read the checksum."""
 
     index_kind = "framed"
 
