@@ -12,7 +12,7 @@ from typing import Any, NoReturn, SupportsIndex, TypeVar
 from millstream import grain_kinds
 from millstream.core.checks import as_integer, as_options, has_fields
 from millstream.core.descriptions import described
-from millstream.core.randomness import as_seed, derive_seed
+from millstream.core.randomness import Purpose, as_seed, derive_seed
 from millstream.core.warn import log_warning
 from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.node import ENDLESS, Node
@@ -149,7 +149,7 @@ def nearest_seed(end: Step) -> int | None:
         if step.given_seed is not None:
             return step.given_seed
         found = [seed for seed in above if seed is not None]
-        return functools.reduce(derive_seed, found) if len(set(found)) > 1 else next(iter(found), None)
+        return functools.reduce(_joined_seed, found) if len(set(found)) > 1 else next(iter(found), None)
 
     return folded(end, seed_after)
 
@@ -188,3 +188,7 @@ def as_workers(options: Any) -> MultiprocessingOptions:
     if has_fields(options, MultiprocessingOptions):
         return as_options(options, "options", MultiprocessingOptions)
     return MultiprocessingOptions(available_cores() if options is None else as_integer(options, "num_workers", 0))
+
+
+def _joined_seed(seed: int, other: int) -> int:
+    return derive_seed(seed, Purpose.JOINED_SEEDS, other)

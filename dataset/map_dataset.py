@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlia
 
 from millstream import grain_kinds
 from millstream.core.checks import as_flag, as_integer, as_integer_or_none, named_arguments
-from millstream.core.randomness import OF_BATCHES, as_seed, derive_seed
+from millstream.core.randomness import Purpose, as_seed, derive_seed
 from millstream.core.warn import log_warning
 from millstream.dataset.arguments import (
     OF_MAP_DATASETS,
@@ -448,7 +448,8 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
             return self._with(Shuffle(node, as_seed(seed)))
         inherited = seed_for("shuffle", node, None)
         number = longest_count(node, lambda one: isinstance(one, Shuffle) and one.inherited == inherited)
-        return self._with(Shuffle(node, derive_seed(inherited, number) if number else inherited, inherited))
+        own = derive_seed(inherited, Purpose.SHUFFLE, number) if number else inherited
+        return self._with(Shuffle(node, own, inherited))
 
     def slice(self, rows: "Rows | Iterable[SupportsIndex]") -> "MapDataset[T]":
         """Returns the elements of each epoch that a slice selects; `dataset[a:b:c]` is the same.
@@ -522,13 +523,14 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
 
         Examples:
             >>> list(millstream.MapDataset.range(8).window_shuffle(4, seed=0))
-            [2, 3, 0, 1, 7, 4, 6, 5]
+            [0, 2, 3, 1, 6, 5, 4, 7]
         """
         node = node_of(self)
         size = as_integer(window_size, "window_size", minimum=1, maximum=sys.maxsize)
         chosen = seed_for("window_shuffle", node, seed)
         number = 0 if seed is not None else longest_count(node, lambda one: isinstance(one, WindowShuffle))
-        return self._with(WindowShuffle(node, size, derive_seed(chosen, number) if number else chosen))
+        own = derive_seed(chosen, Purpose.WINDOW_SHUFFLE, number) if number else chosen
+        return self._with(WindowShuffle(node, size, own))
 
     def shard(self, index: SupportsIndex, count: SupportsIndex) -> "MapDataset[T]":
         """Returns the share of one host: of each `count` neighbours one, which differs from group to group.
@@ -547,7 +549,7 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
         Examples:
             >>> dataset = millstream.MapDataset.range(8)
             >>> list(dataset.shard(0, 2)), list(dataset.shard(1, 2))
-            ([1, 2, 4, 7], [0, 3, 5, 6])
+            ([0, 3, 4, 7], [1, 2, 5, 6])
         """
         num_shards = as_integer(count, "count", minimum=1)
         number = as_integer(index, "index", minimum=0, maximum=num_shards - 1)
@@ -563,10 +565,8 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
                 "the others, so their batches may end at different steps. Cut it before, "
                 f"dataset[:{node.length - longer}], or .repeat() it."
             )
-        seed = derive_seed(
-            nearest_seed(node) or 0, OF_BATCHES + longest_count(node, lambda one: isinstance(one, Shard))
-        )
-        return self._with(Shard(node, number, num_shards, seed))
+        num = longest_count(node, lambda one: isinstance(one, Shard))
+        return self._with(Shard(node, number, num_shards, derive_seed(nearest_seed(node) or 0, Purpose.SHARD, num)))
 
     def zip(self, *datasets: "MapDataset[Any]") -> "MapDataset[tuple[Any, ...]]":
         """Returns tuples of the elements of this dataset and others at the same position, None for missing ones.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.checks import named_arguments
-from millstream.core.randomness import as_seed, derive_seeds
+from millstream.core.randomness import Purpose, as_seed, derive_seed, derive_seeds
 from millstream.dataset.map_dataset import MapDataset
 from millstream.samplers.mixtures.mixture_checks import checked_weights
 from millstream.samplers.mixtures.proportions import proportions
@@ -56,11 +56,11 @@ def split(
     Examples:
         >>> parts = millstream.split(range(1000), {"train": 0.9, "val": 0.1}, seed=0)
         >>> {name: len(part) for name, part in parts.items()}
-        {'train': 901, 'val': 99}
+        {'train': 899, 'val': 101}
         >>> speakers = ["ann", "bob", "ann", "cy", "bob", "dan"]
         >>> parts = millstream.split(range(6), {"train": 0.6, "val": 0.4}, seed=1, by=speakers)
         >>> {name: list(part) for name, part in parts.items()}
-        {'train': [0, 1, 2, 4], 'val': [3, 5]}
+        {'train': [3], 'val': [0, 1, 2, 4, 5]}
     """
     check_source(source, "source")
     if loader_view(source).differs_by_epoch:
@@ -107,13 +107,14 @@ def _weights_of(shares: object) -> tuple[int, ...]:
 
 def _parts_of_records(num_records: int, weights: tuple[int, ...], seed: int) -> NDArray[np.int64]:
     """Returns the number of the part of each record."""
-    return proportions(weights).locate(permute_blocks(np.arange(num_records), _BLOCK, seed))[0]
+    order = permute_blocks(np.arange(num_records), _BLOCK, derive_seed(seed, Purpose.SPLIT_RECORDS))
+    return proportions(weights).locate(order)[0]
 
 
 def _parts_of_names(names: NDArray[Any], weights: tuple[int, ...], seed: int) -> NDArray[np.int64]:
     distinct, owners = np.unique(names, return_inverse=True)
     hashes = np.array([int.from_bytes(digest(8, _bytes_of(name)), "little") for name in distinct], np.uint64)
-    points = derive_seeds(np.array([seed], np.uint64), hashes) >> np.uint64(2)
+    points = derive_seeds(np.array([seed], np.uint64), Purpose.SPLIT_NAMES, hashes) >> np.uint64(2)
     total = sum(weights)
     limits = np.array([(end << 62) // total for end in itertools.accumulate(weights)], np.uint64)
     numbers: NDArray[np.int64] = np.searchsorted(limits, points, side="right")

@@ -9,7 +9,7 @@ from typing import Any, Self, SupportsIndex, TypeAlias, final
 from millstream import grain_kinds
 from millstream.core.checks import as_options
 from millstream.core.descriptions import described, function_name
-from millstream.core.randomness import OF_GROUPS, derive_seed
+from millstream.core.randomness import Purpose, derive_seed
 from millstream.dataset.arguments import count_random_maps, longest_count, nearest_seed, seed_for
 from millstream.dataset.fixed_chain import FixedChain
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator, description_of_stream, with_states
@@ -219,7 +219,7 @@ def _seeded_group(operation: GroupingOperation, parent: Step) -> GroupingOperati
     """Returns a grouping operation after a step. If it shuffles, it has its own seed or a derived one."""
     chosen = None if operation.seed is not None else nearest_seed(parent)
     number = longest_count(parent, lambda one: isinstance(getattr(one, "operation", None), GroupingOperation))
-    return operation.seeded(0 if chosen is None else derive_seed(chosen, OF_GROUPS - number))
+    return operation.seeded(0 if chosen is None else derive_seed(chosen, Purpose.GROUPING, number))
 
 
 @final

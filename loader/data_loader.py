@@ -334,7 +334,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             >>> for epoch, batches in loader.epochs(2):
             ...     print(epoch, *batches)
             0 [2 4 5 3] [0 1]
-            1 [1 0 5 2] [4 3]
+            1 [1 5 2 0] [3 4]
         """
         num_epochs, start = as_integer(num_epochs, "num_epochs", 1), as_integer(start, "start", 0)
         if start > num_epochs:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from millstream import samplers, sources
 from millstream.core.checks import as_integer, as_options, named_arguments
 from millstream.core.descriptions import described
-from millstream.core.randomness import SEED_LIMIT, derive_seed
+from millstream.core.randomness import SEED_LIMIT, Purpose, derive_seed
 from millstream.loader.data_loader import LOAD_BY_NAME, LOAD_REPLACEMENTS, LOAD_SPELLINGS, DataLoader
 from millstream.loader.pipeline.pipeline import MAX_ERRORS, Operations, check_list, check_operations
 from millstream.loader.threads.options import ReadOptions
@@ -106,7 +106,7 @@ def load(
         [array([2, 9, 5, 4]), array([1, 3, 7, 0]), array([6, 8])]
         >>> corpora = {"web": ["a", "b", "c"], "books": ["X"]}
         >>> next(iter(millstream.load(corpora, weights={"web": 0.75, "books": 0.25}, batch_size=4)))
-        array(['a', 'X', 'c', 'b'], dtype='<U1')
+        array(['a', 'X', 'b', 'c'], dtype='<U1')
     """
     is_mixture = isinstance(source, Mapping) and weights is not None
     if not is_mixture:
@@ -202,7 +202,7 @@ def _nth_seed(seed: int | None, number: int) -> int | None:
     """Returns the seed of a component: components with the same seed would draw the same numbers."""
     if seed is None or not 0 <= as_integer(seed, "seed") < SEED_LIMIT:
         return seed  # The sampler raises the error.
-    return derive_seed(seed, number)
+    return derive_seed(seed, Purpose.COMPONENT, number)
 
 
 KEYS_PER_BATCH = 256

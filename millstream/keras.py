@@ -61,7 +61,7 @@ class Dataset(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no type
         >>> len(dataset), [targets.tolist() for inputs, targets in dataset]
         (2, [[2, 4, 5, 3], [0, 1]])
         >>> [targets.tolist() for inputs, targets in dataset]
-        [[1, 0, 5, 2], [4, 3]]
+        [[1, 5, 2, 0], [3, 4]]
     """
 
     def __init__(

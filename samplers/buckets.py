@@ -8,15 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.checks import as_boundaries, as_flag, as_integer, named_arguments
-from millstream.core.randomness import derive_seeds
+from millstream.core.randomness import Purpose, derive_seed, derive_seeds
 from millstream.samplers.base import checked_positions
 from millstream.samplers.epochs import EpochSampler, whole_numbers
 from millstream.samplers.order import equal_to
 from millstream.samplers.permutation import permute
 from millstream.sharding import ShardOptions
-
-_CLASSES = 1 << 33
-"""The number from which the seeds of the classes are derived: the order of the global batches has the seed itself."""
 
 
 @final
@@ -64,9 +61,9 @@ class BucketSampler(EpochSampler):
         >>> lengths = np.array([3, 9, 4, 2, 8, 1, 7, 3])
         >>> sampler = millstream.BucketSampler(lengths, [4, 10], global_batch_size=2, seed=0, shuffle=True)
         >>> lengths[sampler.record_keys(0, 6)].reshape(3, 2)
-        array([[9, 8],
-               [3, 4],
-               [1, 2]])
+        array([[3, 2],
+               [8, 9],
+               [1, 3]])
     """
 
     @named_arguments()
@@ -171,7 +168,8 @@ class BucketSampler(EpochSampler):
     def _classes_of(self, batches: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Returns the classes of global batches of an epoch, and their numbers within the class."""
         if self.shuffle and self.seed is not None:
-            batches = permute(batches, int(self._batches.sum()), self.seed, epoch)
+            seed = derive_seed(self.seed, Purpose.BUCKET_BATCHES)
+            batches = permute(batches, int(self._batches.sum()), seed, epoch)
         ends = np.cumsum(self._batches)
         classes = np.searchsorted(ends, batches, side="right")
         return classes, batches - (ends - self._batches)[classes]
@@ -193,7 +191,8 @@ class BucketSampler(EpochSampler):
             batches, rows = np.divmod(within, sizes)
             batches = batches + (np.cumsum(self._batches) - self._batches)[classes]
             if self.shuffle and self.seed is not None:
-                batches = permute(batches, total, self.seed, epoch, inverse=True)
+                seed = derive_seed(self.seed, Purpose.BUCKET_BATCHES)
+                batches = permute(batches, total, seed, epoch, inverse=True)
             # The first of the positions that have the record.
             found.append((owners, batches * self._max_size + -(-rows * self._max_size // sizes)))
             within = within + self._sizes[classes]
@@ -213,8 +212,8 @@ class BucketSampler(EpochSampler):
         """Returns the records of classes, by number within the class, in the order of an epoch; or the inverse."""
         if not self.shuffle or self.seed is None:
             return records
-        numbers = np.arange(len(self._sizes)).view(np.uint64) + np.uint64(_CLASSES)
-        seeds = derive_seeds(np.array([self.seed], np.uint64), numbers)
+        numbers = np.arange(len(self._sizes)).view(np.uint64)
+        seeds = derive_seeds(np.array([self.seed], np.uint64), Purpose.BUCKET_RECORDS, numbers)
         return permute(
             records, self._sizes[classes], seeds[classes], np.full(len(records), epoch, np.uint64), inverse=inverse
         )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.checks import as_integer_or_none, as_options
-from millstream.core.randomness import as_seed, derive_seed, generator
+from millstream.core.randomness import Purpose, as_seed, derive_seed, generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT
 from millstream.samplers.order import Occurrences, Order, by_number
@@ -63,7 +63,7 @@ class EpochSampler(Order):
         """Returns one epoch alone: number 0 is the first one, and each other one has a seed derived from its number."""
         epoch = copy.copy(self)
         number = as_seed(number, "The number of an epoch")
-        seed = self.seed if self.seed is None or number == 0 else derive_seed(self.seed, number)
+        seed = self.seed if self.seed is None or number == 0 else derive_seed(self.seed, Purpose.EPOCH, number)
         # Also if the class is a frozen dataclass.
         vars(epoch).update(num_epochs=1, seed=seed, first_epoch=number)
         return epoch

@@ -15,14 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.checks import as_integer, named_arguments
-from millstream.core.randomness import derive_seed
+from millstream.core.randomness import Purpose, derive_seed
 from millstream.samplers.epochs import EpochSampler, integers, whole_numbers
 from millstream.samplers.order import by_number, equal_to
 from millstream.samplers.permutation import permute
 from millstream.sharding import ShardOptions
-
-_RECORDS = 1
-"""The number from which the seed of the records of windows is derived: units have the seed itself."""
 
 _EPOCHS_KEPT = 2
 
@@ -68,10 +65,10 @@ class HierarchicalSampler(EpochSampler):
     Examples:
         >>> sampler = millstream.HierarchicalSampler([3, 3, 3, 3], window_units=2, seed=0)
         >>> [sampler[position].record_key for position in range(12)]
-        [10, 9, 5, 11, 4, 3, 1, 6, 2, 0, 8, 7]
+        [10, 5, 3, 11, 9, 4, 2, 0, 8, 6, 7, 1]
         >>> training = millstream.HierarchicalSampler([3, 3, 3, 3], window_units=2, seed=0, keys=[7, 1, 11, 5, 4, 2])
         >>> [training[position].record_key for position in range(6)]
-        [11, 5, 4, 7, 1, 2]
+        [11, 4, 5, 1, 2, 7]
     """
 
     seed: int
@@ -206,7 +203,7 @@ def windows_by_epoch(unit_sizes: NDArray[np.int64], window_units: int, seed: int
 
 
 def _windows(unit_sizes: NDArray[np.int64], window_units: int, seed: int, epoch: int) -> Windows:
-    order = permute(np.arange(len(unit_sizes)), len(unit_sizes), seed, epoch)
+    order = permute(np.arange(len(unit_sizes)), len(unit_sizes), derive_seed(seed, Purpose.UNITS), epoch)
     sizes = unit_sizes[order]
     unit_ends = np.cumsum(sizes)
     ends = unit_ends[window_units - 1 :: window_units]
@@ -216,4 +213,5 @@ def _windows(unit_sizes: NDArray[np.int64], window_units: int, seed: int, epoch:
     source_ends = np.cumsum(unit_sizes)
     shifts = source_ends[order] - unit_ends
     ranks = np.argsort(order)
-    return Windows(source_ends, starts, ends, unit_ends, shifts, ranks, epoch, derive_seed(seed, _RECORDS))
+    records_seed = derive_seed(seed, Purpose.UNIT_RECORDS)
+    return Windows(source_ends, starts, ends, unit_ends, shifts, ranks, epoch, records_seed)

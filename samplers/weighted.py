@@ -16,14 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.checks import as_integer, named_arguments
-from millstream.core.randomness import derive_seed, derive_seeds
+from millstream.core.randomness import Purpose, derive_seed, derive_seeds
 from millstream.samplers.epochs import EpochSampler
 from millstream.samplers.order import by_number, spread
 from millstream.samplers.permutation import permute
 from millstream.sharding import ShardOptions
-
-_OFFSETS = 1 << 32
-"""The number from which the seed of the offsets into slots is derived."""
 
 _CELL_BITS = 32
 """A point of the line is the number of a cell, and this many bits within it."""
@@ -72,7 +69,7 @@ class WeightedSampler(EpochSampler):
         >>> weights = 1 / np.bincount(labels)[labels]
         >>> sampler = millstream.WeightedSampler(weights, seed=0)
         >>> sampler.record_keys(0, 8)
-        array([3, 6, 6, 7, 0, 7, 5, 2])
+        array([1, 7, 6, 7, 5, 2, 4, 6])
     """
 
     seed: int
@@ -189,7 +186,7 @@ class WeightedSampler(EpochSampler):
         first, last = int(positions.min()) // self.num_records, int(positions.max()) // self.num_records
         epochs = np.array([first]) if first == last else positions // self.num_records
         of_each: Any = first if first == last else epochs.view(np.uint64)
-        slots = permute(positions - epochs * self.num_records, self.num_records, self.seed, of_each)
+        slots = permute(positions - epochs * self.num_records, self.num_records, self._slots_seed, of_each)
         points = (slots.view(np.uint64) << np.uint64(self._slot_bits)) + self._offsets_in(epochs)
         if len(self._changes) == 1:
             return self._changes[0][1].records_at(points)
@@ -215,7 +212,7 @@ class WeightedSampler(EpochSampler):
             if stop <= 0 or start - begin >= self.num_records:
                 continue
             owners, slots = spread(*shares.slots_of(elements, point, self._slot_bits))
-            offsets = permute(slots, self.num_records, self.seed, epoch, inverse=True)
+            offsets = permute(slots, self.num_records, self._slots_seed, epoch, inverse=True)
             is_held = (offsets >= start - begin) & (offsets < stop)
             found.append((owners[is_held], offsets[is_held]))
         owners, offsets = (np.concatenate(columns) for columns in zip(*found, strict=True))
@@ -225,8 +222,13 @@ class WeightedSampler(EpochSampler):
         """Returns the offset of the points of epochs in their slots, shape (epochs,)."""
         if not self._slot_bits:
             return np.zeros(len(epochs), np.uint64)
-        seeds = np.array([derive_seed(self.seed, _OFFSETS)], np.uint64)
-        return derive_seeds(seeds, epochs.view(np.uint64)) >> np.uint64(64 - self._slot_bits)
+        seeds = np.array([self.seed], np.uint64)
+        points = derive_seeds(seeds, Purpose.WEIGHTED_POINTS, epochs.view(np.uint64))
+        return points >> np.uint64(64 - self._slot_bits)
+
+    @property
+    def _slots_seed(self) -> int:
+        return derive_seed(self.seed, Purpose.WEIGHTED_SLOTS)
 
 
 class _Shares(NamedTuple):

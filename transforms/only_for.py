@@ -32,7 +32,7 @@ class OnlyFor(Transformation):
         >>> sources = {"web": ["a", "b", "c"], "books": ["x"]}
         >>> loader = millstream.load(sources, weights={"web": 0.75, "books": 0.25}, transformations=operations)
         >>> next(iter(loader))
-        array(['a', 'X', 'c', 'b'], dtype='<U1')
+        array(['a', 'X', 'b', 'c'], dtype='<U1')
     """
 
     is_complete: ClassVar[bool] = True

@@ -42,7 +42,7 @@ class WithComponent(Transformation):
         >>> operations = [millstream.transforms.WithComponent("corpus")]
         >>> loader = millstream.load(corpora, weights=[3, 1], transformations=operations, batch_size=4)
         >>> next(iter(loader))
-        {'id': array([0, 9, 2, 1]), 'corpus': array([0, 1, 0, 0], dtype=int32)}
+        {'id': array([0, 9, 1, 2]), 'corpus': array([0, 1, 0, 0], dtype=int32)}
         >>> loader.sampler.names
         ('web', 'books')
     """

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.checks import as_options
-from millstream.core.randomness import OF_BATCHES, derive_seed
+from millstream.core.randomness import Purpose, derive_seed
 from millstream.dataset.fixed_chain import FixedChain, checked_maps
 from millstream.dataset.iterators.chain_positions import accepted, texts_of
 from millstream.dataset.iterators.engine_iterator import EngineIterator
@@ -30,7 +30,7 @@ from millstream.transforms.of_chains import AbsentElement
 
 _KIND = "an ElasticIterator"
 
-_SEED = derive_seed(0, OF_BATCHES)
+_SEED = derive_seed(0, Purpose.ROWS)
 """Selects the permutations within global batches: any will do, and all shards need the same."""
 
 

@@ -276,7 +276,7 @@ class WindowShuffleMapDataset(MapDataset[T]):
     Examples:
         >>> dataset = millstream.MapDataset.range(8)
         >>> list(millstream.experimental.WindowShuffleMapDataset(dataset, window_size=4, seed=0))
-        [2, 3, 0, 1, 7, 4, 6, 5]
+        [0, 2, 3, 1, 6, 5, 4, 7]
     """
 
     def __init__(self, parent: MapDataset[T], *, window_size: SupportsIndex, seed: SupportsIndex) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.core.randomness import derive_seed
+from millstream.core.randomness import Purpose, derive_seed
 from millstream.dataset.nodes.node import ENDLESS, Positions, UnaryNode, Units, divided, divided_one, joined
 from millstream.loader.checkpoints.description import Description
 from millstream.samplers.permutation import permute, permute_one
@@ -90,7 +90,7 @@ class WindowShuffle(IndexNode):
     @functools.cached_property
     def _own_seed(self) -> int:
         """Differs from the seed of a shuffle, so that the orders within windows and epochs are independent."""
-        return derive_seed(self.seed, self.window_size)
+        return derive_seed(self.seed, Purpose.WINDOWS, self.window_size)
 
     def parent_positions(self, positions: Positions) -> Positions:
         epochs, offsets = divided(positions, self.length)

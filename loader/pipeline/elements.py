@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.core.randomness import OF_GROUPS, derive_seed, derive_seeds, generators, generators_from
+from millstream.core.randomness import Purpose, derive_seed, derive_seeds, generators, generators_from
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.order import by_number
 from millstream.samplers.protocols import MixedSampler, is_mixed
@@ -121,7 +121,8 @@ class Origins:
         largest = np.iinfo(np.int64).max // limit - 1
         # The indices of a mixture's components are interleaved, so the last one need not be the largest.
         if len(self) and int(self.index.max()) > largest:
-            hashes = derive_seeds(self.index.astype(np.uint64), numbers.astype(np.uint64)) >> np.uint64(1)
+            parents, children = self.index.astype(np.uint64), numbers.astype(np.uint64)
+            hashes = derive_seeds(parents, Purpose.CHILD_INDEX, children) >> np.uint64(1)
             indices = np.where(self.index > largest, hashes.astype(np.int64), indices)
         table = self.table.copy()
         is_own = True if component is None else self.component == component
@@ -323,7 +324,7 @@ def seed_of(sampler: VectorisedSampler | AdaptedSampler) -> int | None:
     """
     if not is_mixed(sampler):
         return sampler.seed
-    return None if sampler.rows_seed is None else derive_seed(sampler.rows_seed, OF_GROUPS)
+    return None if sampler.rows_seed is None else derive_seed(sampler.rows_seed, Purpose.MIXTURE)
 
 
 def epochs_at(sampler: VectorisedSampler | AdaptedSampler, positions: NDArray[np.int64]) -> NDArray[np.int64]:

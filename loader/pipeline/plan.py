@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.columnar import Allocate
-from millstream.core.randomness import OF_BATCHES, derive_seed
+from millstream.core.randomness import Purpose, derive_seed
 from millstream.core.signals import cannot_wait, is_from_signal_handler
 from millstream.core.warn import log_warning
 from millstream.loader.pipeline.calls import Blocks, Cursor, Fed, Group, Position, Request, Rest
@@ -351,5 +351,5 @@ def _with_shuffled_batches(pipeline: Pipeline, stages: Sequence[Sequence[Transfo
     if not is_mixed(order) or (num_shards == 1 and first_dynamic(pipeline.operations) is not None):
         return pipeline
     size = records_per_block(stages, pipeline.share) * num_shards
-    seed = derive_seed(seed_of(order) or 0, OF_BATCHES)
+    seed = derive_seed(seed_of(order) or 0, Purpose.ROWS)
     return dataclasses.replace(pipeline, order=order.shuffled_within(size, seed))

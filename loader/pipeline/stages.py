@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.core.randomness import OF_GROUPS, derive_seed
+from millstream.core.randomness import Purpose, derive_seed
 from millstream.loader.pipeline.elements import seed_of, streams_of
 from millstream.loader.pipeline.order import LocateWrapper, Locator, pack_step
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -192,7 +192,7 @@ def _only_copies(operation: Transformation) -> bool:
 def _seeded(operation: GroupingOperation, order: VectorisedSampler | AdaptedSampler, number: int) -> GroupingOperation:
     """Returns the operation with a seed: its own, or one derived from the pipeline's seed and its number."""
     seed = seed_of(order)
-    return operation if seed is None else operation.seeded(derive_seed(seed, OF_GROUPS - number))
+    return operation if seed is None else operation.seeded(derive_seed(seed, Purpose.GROUPING, number))
 
 
 @final

@@ -10,12 +10,14 @@ Philox is a keyed bijection of its 256-bit counter. Drawing advances only the tw
 that differ in any of the four numbers never share a block: they differ in the key, or in the high words of the
 counter. This includes neighbouring seeds: (seed 0, index 1) and (seed 1, index 0) have different keys.
 
-A derived seed is a hash of a seed and a number, never their sum, so that neighbouring seeds share no derived seed.
+A derived seed is a hash of a seed, a purpose and a number, never their sum, so that neighbouring seeds share no derived
+seed, and neither do two purposes.
 
 `np.random.Generator` is in quotation marks throughout millstream, because evaluating it imports numpy.random, which
 takes as long as importing all of millstream.
 """
 
+import enum
 import functools
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn, cast
@@ -47,8 +49,61 @@ OF_GROUPS = SEED_LIMIT - 1
 """The operation number of the streams of groups of elements. No random operation has it."""
 
 
-OF_BATCHES = SEED_LIMIT >> 1
-"""The number from which a mixture derives the seed that permutes the rows of global batches."""
+class Purpose(enum.IntEnum):
+    """The purposes for which a seed is derived from another one. The numbers are part of all streams.
+
+    Each is a domain of its own, so no two purposes derive the same seeds: neither from one seed nor, by the hash, from
+    different ones. A seed itself selects the order of an `IndexSampler` and the draws of random operations.
+    """
+
+    EPOCH = 1
+    """An epoch of `loader.epochs`, by number."""
+    COMPONENT = 2
+    """A component of the mixture that `load` builds, by number."""
+    MIXTURE = 3
+    """The draws of a mixture that belong to no single component."""
+    ROWS = 4
+    """The permutations of the rows of a mixture within global batches."""
+    GROUPING = 5
+    """An operation that groups elements at random, by its number among those."""
+    CHILD_INDEX = 6
+    """The index of a child of an element, by number, if indices exceed 63 bits. It is derived from an index."""
+    JOINED_SEEDS = 7
+    """The seed after datasets with different seeds, from the seed so far and the next one."""
+    SHUFFLE = 8
+    """A later shuffle of a chain that takes its seed from the same `.seed(...)`, by number."""
+    WINDOW_SHUFFLE = 9
+    """A later window shuffle of a chain, by number."""
+    WINDOWS = 10
+    """The permutations within the windows of a window shuffle, by their size."""
+    SHARD = 11
+    """The choice of `MapDataset.shard` within each group of neighbours, by number."""
+    SPLIT_RECORDS = 12
+    """The choice of a part for each record in `random_split`."""
+    SPLIT_NAMES = 13
+    """The choice of a part for each name in `random_split`, by the digest of the name."""
+    UNITS = 14
+    """The order of units in a hierarchical shuffle."""
+    UNIT_RECORDS = 15
+    """The order of records within the windows of a hierarchical shuffle."""
+    WEIGHTED_SLOTS = 16
+    """The order of draws in proportion to weights."""
+    WEIGHTED_POINTS = 17
+    """The offsets of the points that weighted draws land on, by epoch."""
+    BUCKET_BATCHES = 18
+    """The order of batches of different lengths."""
+    BUCKET_RECORDS = 19
+    """The order of records within a class of lengths, by class."""
+    PACKED_ROWS = 20
+    """The order of rows that are packed in advance."""
+    PACKED_EPOCH = 21
+    """The random word of an epoch of rows that are packed in advance, by epoch."""
+    PACKED_WINDOW = 22
+    """The random word of a window of documents, by number, derived from that of the epoch."""
+    PACKED_LENGTHS = 23
+    """The order of segments of one length, by length, derived from the word of an epoch or window."""
+    PACKED_SEGMENTS = 24
+    """The order of segments within a row, by row, derived from the word of an epoch or window."""
 
 
 class _NoSeed:
@@ -148,11 +203,15 @@ def mix_words(words: Words, scratch: Words | None = None) -> Words:
     return words
 
 
-def derive_seed(seed: int, number: int) -> int:
-    """Returns a hash of a seed and a number, both below 2**64."""
-    return int(derive_seeds(np.array([seed], dtype=np.uint64), np.array([number], dtype=np.uint64))[0])
+@functools.lru_cache(maxsize=512)
+def derive_seed(seed: int, purpose: Purpose, number: int = 0) -> int:
+    """Returns a hash of a seed, a purpose and a number, which is below 2**64 like the seed."""
+    seeds, numbers = np.array([seed], np.uint64), np.array([number], np.uint64)
+    return int(derive_seeds(seeds, purpose, numbers)[0])
 
 
-def derive_seeds(seeds: Words, numbers: Words) -> Words:
-    """Returns `derive_seed` of each pair, in a new array."""
-    return mix_words(mix_words(seeds.copy()) + mix_words(numbers ^ GOLDEN_GAMMA))
+def derive_seeds(seeds: Words, purpose: Purpose, numbers: Words) -> Words:
+    """Returns `derive_seed` of each pair, in a new array. One of the arrays may have shape (1,)."""
+    tag = mix_words(np.array([purpose], np.uint64) * GOLDEN_GAMMA)
+    domains = mix_words(mix_words(seeds.copy()) + tag)
+    return mix_words(domains + mix_words(numbers ^ GOLDEN_GAMMA))

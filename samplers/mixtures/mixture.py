@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.checks import as_integer_or_none, as_options, named_arguments
-from millstream.core.randomness import OF_GROUPS, as_seed, derive_seed
+from millstream.core.randomness import Purpose, as_seed, derive_seed
 from millstream.core.segments import Segments
 from millstream.record import RecordMetadata
 from millstream.samplers.base import (
@@ -120,7 +120,7 @@ class MixtureSampler(Order):
         >>> source = millstream.ConcatenatedDataSource(sources)
         >>> loader = millstream.DataLoader(data_source=source, sampler=mixture, operations=[millstream.Batch(8)])
         >>> next(iter(loader))
-        array(['b', 'a', 'b', 'Y', 'd', 'c', 'X', 'a'], dtype='<U1')
+        array(['Y', 'X', 'a', 'a', 'b', 'd', 'b', 'c'], dtype='<U1')
     """
 
     seed: None = None
@@ -197,7 +197,7 @@ class MixtureSampler(Order):
                 "rows_seed of the mixture that has this component, by default the seed of its sampler."
             )
         own: int | None = first.rows_seed if is_mixed(first) else first.seed
-        return derive_seed(own, OF_GROUPS) if is_mixed(first) and own is not None else own
+        return derive_seed(own, Purpose.MIXTURE) if is_mixed(first) and own is not None else own
 
     def __repr__(self) -> str:
         (_, first), *later = self.changes
@@ -395,7 +395,7 @@ class MixtureSampler(Order):
     def _of_epoch(self, number: int, changes: tuple[tuple[int, tuple[int, ...]], ...]) -> Self:
         epoch = self._copied(parts={name: sampler.of_epoch(number) for name, sampler in self.parts.items()})
         if self._given_seed is not None and number:
-            epoch._given_seed = derive_seed(self._given_seed, number)  # noqa: SLF001  (of this class)
+            epoch._given_seed = derive_seed(self._given_seed, Purpose.EPOCH, number)  # noqa: SLF001  (of this class)
         lengths = dict(zip(self.names, self.source_lengths, strict=True))
         orders = [checked_component(name, sampler) for name, sampler in epoch.parts.items()]
         epoch._complete(orders, [lengths[name] for name in epoch.parts])  # noqa: SLF001  (of this class)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.checks import as_flag, as_integer, as_integer_or_none, as_overflow, named_arguments
-from millstream.core.randomness import derive_seeds, mix_words
+from millstream.core.randomness import Purpose, derive_seed, derive_seeds
 from millstream.core.segments import Segments
 from millstream.samplers.base import check_range, checked_positions
 from millstream.samplers.epochs import EpochSampler, whole_numbers
@@ -266,20 +266,22 @@ class PackingSampler(EpochSampler):
         if not self.shuffle or self.seed is None:
             return rows
         if self._num_windows == 1:
-            return permute(rows, self.num_records, self.seed, epoch, inverse=inverse)
+            return permute(rows, self.num_records, derive_seed(self.seed, Purpose.PACKED_ROWS), epoch, inverse=inverse)
         windows = self._windows_of(epoch)
         return windows.offsets(rows) if inverse else windows.keys(rows)
 
     @functools.cached_property
     def _windows_of(self) -> Callable[[int], Windows]:
-        return windows_by_epoch(self._window_rows, 1, self.seed or 0)
+        return windows_by_epoch(self._window_rows, 1, derive_seed(self.seed or 0, Purpose.PACKED_ROWS))
 
     def _key(self, epoch: int, window: int) -> NDArray[np.uint64] | None:
         """Returns a random word for an epoch and a window, as an array of shape (1,); None if nothing is shuffled."""
         if not self.shuffle or self.seed is None:
             return None
-        key = mix_words(mix_words(np.array([self.seed], dtype=np.uint64)) + np.uint64(epoch))
-        return key if self._num_windows == 1 else derive_seeds(key, np.array([window], dtype=np.uint64))
+        key = derive_seeds(np.array([self.seed], np.uint64), Purpose.PACKED_EPOCH, np.array([epoch], np.uint64))
+        if self._num_windows == 1:
+            return key
+        return derive_seeds(key, Purpose.PACKED_WINDOW, np.array([window], np.uint64))
 
     @functools.cached_property
     def _plan_of(self) -> Callable[[int], PlannedRows]:

@@ -27,7 +27,7 @@ from typing import NamedTuple, Self, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.core.randomness import mix_words
+from millstream.core.randomness import Purpose, derive_seeds, mix_words
 from millstream.core.segments import Segments
 from millstream.samplers.order import equal_to, spread
 from millstream.samplers.permutation import permute
@@ -35,8 +35,8 @@ from millstream.samplers.permutation import permute
 Numbers = NDArray[np.int64]
 
 BEST_FIT, CONCAT_THEN_SPLIT = "best_fit", "concat_then_split"
-_LENGTH_STEP = np.uint64(0x9E3779B97F4A7C15)
-"""An odd number without a pattern, which sets lengths apart."""
+_SLOT_STEP = np.uint64(0x9E3779B97F4A7C15)
+"""An odd number without a pattern, which sets the slots of a row apart."""
 
 Key: TypeAlias = NDArray[np.uint64] | None
 """A random word of shape (1,) that selects a shuffle; None for no shuffle."""
@@ -303,11 +303,11 @@ class PlannedRows:
         starts, segments, lengths = self._plan.segments(rows, _among_equals(key))
         if key is not None:
             # Else the longest document of each row would come first.
-            hashes = mix_words(rows.astype(np.uint64) * _LENGTH_STEP + ~key)
+            hashes = derive_seeds(key, Purpose.PACKED_SEGMENTS, rows.astype(np.uint64))
             widths = np.diff(starts)
             owners = np.repeat(np.arange(len(rows)), widths)
             slots = (np.arange(len(segments)) - starts[owners]).astype(np.uint64)
-            order = np.lexsort((mix_words(hashes[owners] + slots * _LENGTH_STEP), owners))
+            order = np.lexsort((mix_words(hashes[owners] + slots * _SLOT_STEP), owners))
             segments, lengths = segments[order], lengths[order]
         documents = segments if self._documents is None else self._documents[segments]
         begins = np.zeros(len(segments), dtype=np.int64) if self._begins is None else self._begins[segments]
@@ -354,7 +354,7 @@ def _among_equals(key: Key, *, inverse: bool = False) -> AmongEquals:
     def permuted(sizes: Numbers, ranks: Numbers, lengths: Numbers) -> Numbers:
         if key is None:
             return ranks
-        seeds = mix_words(lengths.astype(np.uint64) * _LENGTH_STEP + key)
+        seeds = derive_seeds(key, Purpose.PACKED_LENGTHS, lengths.astype(np.uint64))
         return permute(ranks, sizes, seeds, 0, inverse=inverse)
 
     return permuted

@@ -405,14 +405,17 @@ def test_public_names_keep_their_parameters() -> None:
         assert {*parameters.split(", ")} <= {*today[name].split(", "), ""}, name
 
 
-def draw_states() -> None:
-    """Writes the states of this version, for a release that may change them."""
-    lines = [f"  {json.dumps(name)}: {json.dumps(saved(name))}" for name in PIPELINES]
-    Path(__file__).with_name("states.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+def draw(file: str, values: dict[str, Any]) -> None:
+    """Writes the values of this version, for a release that may change them."""
+    lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items()]
+    Path(__file__).with_name(file).write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["states"]:
-        draw_states()
-    else:
-        STORED.write_text(json.dumps(public_parameters(), indent=2) + "\n")
+    match sys.argv[1:]:
+        case ["streams"]:
+            draw("streams.json", {name: case() for name, case in CASES.items()})
+        case ["states"]:
+            draw("states.json", {name: saved(name) for name in PIPELINES})
+        case _:
+            STORED.write_text(json.dumps(public_parameters(), indent=2) + "\n")

@@ -30,7 +30,7 @@ from millstream import (
     RecordMetadata,
     ShardOptions,
 )
-from millstream.core.randomness import derive_seed
+from millstream.core.randomness import Purpose, derive_seed
 from millstream.loader.threads.reader_threads import THREAD_NAME
 from millstream.transforms import Transformation
 from support.laws import INLINE, assert_shards_agree
@@ -519,7 +519,10 @@ def test_load_mixes_named_sources() -> None:
         **options,
     )
     sizes = enumerate(SIZES.items())
-    orders = {name: IndexSampler(size, seed=derive_seed(9, number), **options) for number, (name, size) in sizes}
+    orders = {
+        name: IndexSampler(size, seed=derive_seed(9, Purpose.COMPONENT, number), **options)
+        for number, (name, size) in sizes
+    }
     sampler = MixtureSampler(orders, [2, 3, 1], stop="drop_exhausted")
     long = over(sources(), sampler, RandomMapTransform(draw), Batch(5, batch_fn=list))
     assert list(short) == list(long)

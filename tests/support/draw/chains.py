@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from millstream import Batch, FilterTransform, FlatMapTransform, MapTransform, RandomMapTransform
-from millstream.core.randomness import derive_seed
+from millstream.core.randomness import Purpose, derive_seed
 from millstream.dataset import MapDataset
 from millstream.dataset.node_source import node_of
 from support.oracle import chains as oracle
@@ -176,7 +176,7 @@ def extended(draw: st.DrawFn, most_nodes: int) -> Chain:  # noqa: C901, PLR0912 
         case "window":
             size, seed = draw(st.integers(1, 7)), draw(SEEDS)
             dataset = dataset.window_shuffle(size, seed=seed)
-            plain = oracle.window_shuffled(plain, size, derive_seed(seed, size))
+            plain = oracle.window_shuffled(plain, size, derive_seed(seed, Purpose.WINDOWS, size))
         case "shard":
             count = draw(st.integers(1, 4))
             index = draw(st.integers(0, count - 1))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.core.randomness import OF_GROUPS, derive_seed, generator
+from millstream.core.randomness import OF_GROUPS, Purpose, derive_seed, generator
 from millstream.transforms import (
     BestFitPack,
     BucketBatch,
@@ -29,7 +29,9 @@ Element = tuple[int, int, Any]
 
 def part_index(index: int, limit: int, number: int) -> int:
     """Returns the index of one of the parts that an element may become, of which there are fewer than a limit."""
-    return index * limit + number if index < (2**63 - 1) // limit else derive_seed(index, number) >> 1
+    return (
+        index * limit + number if index < (2**63 - 1) // limit else derive_seed(index, Purpose.CHILD_INDEX, number) >> 1
+    )
 
 
 def laid_out(

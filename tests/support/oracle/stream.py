@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.core.randomness import derive_seed, generator
+from millstream.core.randomness import Purpose, derive_seed, generator
 from millstream.samplers import IndexSampler
 from millstream.sharding import NoSharding, ShardOptions
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, PaddedBatch, RandomMap, Transformation
@@ -46,11 +46,13 @@ def oracle(
 def with_seeds(operations: Sequence[Transformation], sampler: IndexSampler) -> list[Transformation]:
     """Returns the operations, those that shuffle groups with the seed that they take from the sampler."""
     seeded: list[Transformation] = []
-    number = 2**64 - 1
+    number = 0
     for operation in operations:
         if isinstance(operation, GroupingOperation) and operation.seed is None:
-            seeded.append(operation.seeded(0 if sampler.seed is None else derive_seed(sampler.seed, number)))
-            number -= 1
+            seeded.append(
+                operation.seeded(0 if sampler.seed is None else derive_seed(sampler.seed, Purpose.GROUPING, number))
+            )
+            number += 1
         else:
             seeded.append(operation)
     return seeded
