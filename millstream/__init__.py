@@ -109,7 +109,7 @@ if TYPE_CHECKING:
         WindowDataSource,
         ZarrDataSource,
     )
-    from millstream.tools import convert, lengths_of
+    from millstream.tools import CachedDataSource, convert, lengths_of
     from millstream.transforms import (
         BestFitPack,
         BOSHandling,
@@ -139,6 +139,7 @@ __all__ = [
     "BestFitPack",
     "BucketBatch",
     "BucketSampler",
+    "CachedDataSource",
     "CheckpointError",
     "ConcatThenSplit",
     "ConcatenatedDataSource",
@@ -244,6 +245,7 @@ if not TYPE_CHECKING:
         | dict.fromkeys(("DatasetIterator", "IterDataset", "MapDataset", "split"), "millstream.dataset")
         | {
             "install_as_grain": "millstream.grain_imports",
+            "CachedDataSource": "millstream.tools",
             "convert": "millstream.tools",
             "lengths_of": "millstream.tools",
         },

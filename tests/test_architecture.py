@@ -71,6 +71,7 @@ IMPORTERS = {
     "google_crc32c": {"millstream.sources.formats.tfrecord"},
     "orjson": {"millstream.sources.formats.json_lines"},
     "pyarrow": {"millstream.sources.arrow.tables", "millstream.sources.formats.parquet"},
+    "lmdb": {"millstream.tools.cached_source"},
     # An engine that is there, or is not.
     "ray": {"millstream.loader.cluster.actor_pool", "millstream.loader.cluster.options"},
     "rich": {"millstream.tools.top_command"},

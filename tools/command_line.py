@@ -85,8 +85,9 @@ def parser() -> argparse.ArgumentParser:
     )
     convert.add_argument(
         "--part",
-        type=_part,
+        type=_job,
         metavar="K/M",
+        dest="job",
         help="write only the files n with n %% M = K - 1, for job K of an array of M jobs (default: all)",
     )
     convert.add_argument(
@@ -181,7 +182,7 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"must be between 0.05 and 3600 seconds, got {text}")
 
 
-def _part(text: str) -> tuple[int, int]:
+def _job(text: str) -> tuple[int, int]:
     if (match := re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)) and 1 <= int(match[1]) <= int(match[2]):
         return int(match[1]), int(match[2])
     raise argparse.ArgumentTypeError(f"must be a job and the number of jobs, such as 3/16, got {text!r}")

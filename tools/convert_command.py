@@ -141,7 +141,7 @@ def run_convert(
     *,
     format: str | None,  # noqa: A002  (the name of the option)
     shards: int,
-    part: tuple[int, int] | None,
+    job: tuple[int, int] | None,
     jobs: int | None,
     function: str | None,
     encode: str,
@@ -155,9 +155,9 @@ def run_convert(
     destination = os.path.join(os.getcwd(), os.path.expanduser(destination))  # noqa: PTH109, PTH111, PTH118
     if not destination.endswith(EXTENSIONS):
         return _unpack(sources, destination, max_ratio, overwrite=overwrite)
-    chosen = None if part is None else range(part[0] - 1, shards, part[1])
-    if part is not None and not chosen:
-        raise ValueError(f"--part must be one of 1/{shards} to {shards}/{shards}, got {part[0]}/{part[1]}.")
+    chosen = None if job is None else range(job[0] - 1, shards, job[1])
+    if job is not None and not chosen:
+        raise ValueError(f"--part must be one of 1/{shards} to {shards}/{shards}, got {job[0]}/{job[1]}.")
     found = find_files(sources, format)
     if len(found) > 1:
         raise ValueError(

@@ -1,6 +1,5 @@
 """The number of tokens of each record, counted in one pass and stored until the records or operations change."""
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
@@ -11,7 +10,6 @@ from millstream.core.checks import as_flag, named_arguments
 from millstream.core.descriptions import described
 from millstream.core.warn import log_warning
 from millstream.loader import DataLoader, ReadOptions
-from millstream.loader.checkpoints.fingerprint import fingerprint_of
 from millstream.loader.pipeline.pipeline import Operations, check_operations
 from millstream.samplers import SequentialSampler
 from millstream.sharding import NoSharding
@@ -20,7 +18,7 @@ from millstream.sources.files.offset_index import DamagedIndexError, IndexKey, P
 from millstream.sources.files.paths import FileIdentity
 from millstream.sources.files.progress import Progress
 from millstream.sources.source_checks import check_source
-from millstream.tools.underlying_sources import check_end, files_of, is_told_apart, origin_of, underlying_sources
+from millstream.tools.underlying_sources import check_end, digest_of_source, files_of, is_told_apart, underlying_sources
 from millstream.transforms import Batch, Map, Transformation
 
 _BLOCK_RECORDS = 256
@@ -212,18 +210,13 @@ def _count_tokens(
 
 def _index_key(source: DataSource[Any], operations: list[Transformation], feature: str | None) -> IndexKey | None:
     """Returns the key of the stored lengths; None for a source without a complete fingerprint."""
-    import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
-
     sources = list(underlying_sources(source))
     if not all(map(is_told_apart, sources)):
         return None
     files = {path: identity for below in sources for path, identity in (files_of(below) or {}).items()}
-    own = fingerprint_of(source, SequentialSampler(len(source)), operations)
-    origins = [origin_of(below) for below in sources]
-    text = json.dumps([len(source), dict(own.identity), dict(own.content), own.python, feature, origins])
-    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     (path, first), *others = files.items() or [("", FileIdentity(0, 0, 0, 0))]
-    return IndexKey(path, f"lengths-{digest}", _VERSION, first, tuple(others))
+    kind = f"lengths-{digest_of_source(source, operations, feature)}"
+    return IndexKey(path, kind, _VERSION, first, tuple(others))
 
 
 def _find_lengths(key: IndexKey, count: int) -> NDArray[np.int64] | None:

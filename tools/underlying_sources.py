@@ -4,13 +4,16 @@ A fingerprint is not enough: those of lists and datasets depend on a few records
 and shapes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import Own, Source
+from millstream.loader.checkpoints.fingerprint import fingerprint_of
+from millstream.samplers import SequentialSampler
 from millstream.sources import (
     ConcatenatedDataSource,
     FileDataSource,
@@ -20,8 +23,10 @@ from millstream.sources import (
     TfdsDataSource,
     ZarrDataSource,
 )
+from millstream.sources.digests import digest
 from millstream.sources.files.multi_file import Files
 from millstream.sources.files.paths import FileIdentity
+from millstream.transforms import Transformation
 
 
 def check_end(source: Any) -> None:
@@ -68,6 +73,16 @@ def is_told_apart(source: Any) -> bool:
     of_user = callable(fingerprint) and not str(getattr(fingerprint, "__module__", "")).startswith("millstream.")
     is_complete = isinstance(source, range | RangeDataSource | HuggingFaceDataSource)
     return of_user or is_complete or files_of(source) is not None
+
+
+def digest_of_source(source: Any, operations: Sequence[Transformation] = (), *others: object) -> str:
+    """Returns a digest of all that tells records from others: fingerprints, code, files and origins."""
+    own = fingerprint_of(source, SequentialSampler(len(source)), operations)
+    below = list(underlying_sources(source))
+    files = [[identity.size, identity.modified] for each in below for identity in (files_of(each) or {}).values()]
+    origins = [origin_of(each) for each in below]
+    own_texts = [len(source), dict(own.identity), dict(own.content), own.python]
+    return digest(8, json.dumps([*own_texts, files, origins, *others]).encode()).hex()
 
 
 def origin_of(source: Any) -> str | None:

@@ -118,14 +118,14 @@ def _rows_of_long_integers(spans: list[bytes]) -> set[int]:
     zeros, digits = text.translate(_DIGITS_AS_ZEROS), b"0" * _LONG_DIGITS
     ends = np.cumsum([len(span) for span in spans])
     rows: set[int] = set()
-    place = zeros.find(digits)
-    while place >= 0:
-        after = place + _LONG_DIGITS
-        if zeros[after : after + 1] == b"0" or text[place - 1 : place] == b"-":
-            row = int(np.searchsorted(ends, place, side="right"))
+    offset = zeros.find(digits)
+    while offset >= 0:
+        after = offset + _LONG_DIGITS
+        if zeros[after : after + 1] == b"0" or text[offset - 1 : offset] == b"-":
+            row = int(np.searchsorted(ends, offset, side="right"))
             rows.add(row)
             after = int(ends[row])
-        place = zeros.find(digits, after)
+        offset = zeros.find(digits, after)
     return rows
 
 
