@@ -263,7 +263,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
 
     @property
     def multiprocessing_options(self) -> MultiprocessingOptions:
-        """The worker processes; with actors instead, their buffer size and stall timeout."""
+        """The worker processes, 0 if their number is chosen at run time; with actors, buffer size and stall timeout."""
         return self._workers
 
     @property

@@ -199,11 +199,13 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
 
     def receive_arrived(self) -> None:
         """Processes what workers have sent, without waiting."""
+        check_process(self._pool)
         self._receive(0.0)
 
     def finish_call(self) -> bool:
         if not self._assignments:
             return False
+        check_process(self._pool)
         self._receive(self._seconds_to_next_check())
         self._check_stalls()
         self._dispatch_lost()

@@ -233,8 +233,12 @@ class Course:
         breaks: tuple[Transformation, ...] = (),
         workers: millstream.MultiprocessingOptions | None = None,
         reading: millstream.ReadOptions | None = None,
+        chooses_workers: bool = False,
     ) -> Any:
-        """Returns the loader of one host, or its chain, where operations may be broken."""
+        """Returns the loader of one host, or its chain, where operations may be broken.
+
+        A loader without workers may choose some while it is read.
+        """
         first, *following = self.operations(count)
         workers = workers or millstream.MultiprocessingOptions()
         reading = reading or millstream.ReadOptions()
@@ -244,7 +248,7 @@ class Course:
                 sampler=self.sampler,
                 operations=(first, *breaks, *following),
                 shard_options=self.shard(index, count),
-                worker_count=workers.num_workers,
+                worker_count="auto" if chooses_workers and not workers.num_workers else workers.num_workers,
                 worker_buffer_size=workers.per_worker_buffer_size,
                 read_options=reading,
                 stall_timeout=workers.stall_timeout,

@@ -26,6 +26,7 @@ from types import FrameType
 from typing import Any
 
 import psutil
+import pytest
 
 import millstream
 from millstream.loader.checkpoints.checkpointable import encoded_state
@@ -33,6 +34,7 @@ from millstream.transforms import Map
 from soak.courses import Course, mark
 from soak.faults import FAULTS, Fault, FewDescriptors, FullDisk
 from support.faults.user_faults import hang
+from support.processes.moves import move_at_random
 from support.processes.process_tree import open_descriptors, our_threads, processes_below
 
 _LEFT_SECONDS = 10.0
@@ -82,6 +84,8 @@ class Life:
             raise KeyboardInterrupt
 
     def run(self) -> None:
+        # With a chance of its own: how often it is asked is a matter of time.
+        move_at_random(pytest.MonkeyPatch(), random.Random(self.orders.seed))
         if not self.orders.is_last:
             delay = self.chance.uniform(0.1, 4.0)
             killed = threading.Timer(
@@ -161,6 +165,7 @@ class Life:
             breaks=(BREAKS[self.orders.broken],) if self.orders.broken in BREAKS else (),
             workers=millstream.MultiprocessingOptions(workers, self.chance.choice([1, 2, 5]), stall_timeout=60.0),
             reading=millstream.ReadOptions(self.chance.choice([0, 1, 2, 16])),
+            chooses_workers=self.chance.random() < 0.5,
         )
 
     def _read(self, loader: Any, host: tuple[int, int], fault: Fault, limit: int) -> bool:
