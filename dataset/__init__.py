@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from millstream.dataset.grain_compat.checking import index_shuffle as index_shuffle
     from millstream.dataset.grain_compat.checking import pick_performance_config as pick_performance_config
     from millstream.dataset.grain_compat.elastic import ElasticIterator as ElasticIterator
+    from millstream.dataset.grain_compat.file_streams import HFIterDataset as HFIterDataset
     from millstream.dataset.grain_compat.file_streams import ParquetIterDataset as ParquetIterDataset
     from millstream.dataset.grain_compat.file_streams import TFRecordIterDataset as TFRecordIterDataset
     from millstream.dataset.grain_compat.grouped_streams import BestFitPackIterDataset as BestFitPackIterDataset
@@ -64,6 +65,7 @@ else:
             "FirstFitPackIterDataset": "millstream.dataset.grain_compat.grouped_streams",
             "FlatMapIterDataset": "millstream.dataset.grain_compat.grouped_streams",
             "FlatMapMapDataset": "millstream.dataset.grain_compat.grouped_streams",
+            "HFIterDataset": "millstream.dataset.grain_compat.file_streams",
             "InterleaveIterDataset": "millstream.dataset.grain_compat.joined_streams",
             "IterDataset": "millstream.dataset.iter_dataset",
             "LimitIterDataset": "millstream.dataset.grain_compat.joined_streams",

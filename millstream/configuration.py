@@ -17,6 +17,8 @@ class Config:
         py_dataset_visualization_output_dir: the place for diagrams of pipelines, made whenever an iterator is made: ""
             prints them, a folder gets an HTML file for each. They show the shapes and dtypes after each node, for which
             the first element is computed. None, the default, makes none.
+        py_permanently_disable_stats: accepted for compatibility with Grain, without effect: measuring costs less than a
+            microsecond per stage and batch. The default is False.
 
     Examples:
         >>> millstream.config.update("py_debug_mode", True)
@@ -25,10 +27,10 @@ class Config:
         >>> millstream.config.update("py_debug_mode", False)
     """
 
-    __slots__ = ("py_dataset_visualization_output_dir", "py_debug_mode")
+    __slots__ = ("py_dataset_visualization_output_dir", "py_debug_mode", "py_permanently_disable_stats")
 
     def __init__(self) -> None:
-        self.py_debug_mode = False
+        self.py_debug_mode = self.py_permanently_disable_stats = False
         self.py_dataset_visualization_output_dir: str | None = None
 
     def update(self, name: str, value: Any) -> None:
@@ -43,8 +45,9 @@ class Config:
             TypeError: the value is of the wrong type.
         """
         if name not in self.__slots__:
-            raise ValueError(f"config has no setting {name!r}. It has {' and '.join(self.__slots__)}.")
-        setattr(self, name, as_flag(value, name) if name == "py_debug_mode" else _as_folder(value, name))
+            raise ValueError(f"config has no setting {name!r}. It has {', '.join(self.__slots__)}.")
+        is_folder = name == "py_dataset_visualization_output_dir"
+        setattr(self, name, _as_folder(value, name) if is_folder else as_flag(value, name))
 
     def get_or_default(self, name: str) -> Any:
         """Returns a setting, as the attribute does.

@@ -40,12 +40,16 @@ def test_settings_are_attributes_and_have_defaults() -> None:
     config.update(DEBUG, True)
 
     assert config.py_debug_mode is config.get_or_default(DEBUG) is millstream.python.config.py_debug_mode is True
-    assert repr(config) == "Config(py_dataset_visualization_output_dir=None, py_debug_mode=True)"
+    assert repr(config) == (
+        "Config(py_dataset_visualization_output_dir=None, py_debug_mode=True, py_permanently_disable_stats=False)"
+    )
+    config.update("py_permanently_disable_stats", True)  # nothing to disable
+    config.update("py_permanently_disable_stats", False)
 
 
 def test_bad_settings_are_errors_that_say_what_to_write(tmp_path: Path) -> None:
     """Unknown names list the known ones, and values of another kind name the rule."""
-    known = f"It has {OUTPUT} and {DEBUG}"
+    known = f"It has {OUTPUT}, {DEBUG}"
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=known):
         millstream.config.update("py_debugmode", True)
