@@ -232,7 +232,8 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
             ValueError: the weights are not valid, or the mixture ends before the position.
 
         Examples:
-            >>> mixture = millstream.MapDataset.mix([millstream.MapDataset.source(one) for one in ("abc", "xyz")])
+            >>> parts = [millstream.MapDataset.source(list(one)) for one in ("abc", "xyz")]
+            >>> mixture = millstream.MapDataset.mix(parts)
             >>> list(mixture.reweighted(4, [1, 0]))
             ['a', 'x', 'b', 'y', 'c']
         """

@@ -231,10 +231,12 @@ class MixtureSampler(Order):
 
     @property
     def names(self) -> tuple[Any, ...]:
+        """The names of the components, or their numbers without names."""
         return self._mixing.names
 
     @property
     def stop(self) -> str:
+        """The end of the mixture, as passed."""
         return self._mixing.stop
 
     @property
