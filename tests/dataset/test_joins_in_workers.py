@@ -86,7 +86,7 @@ def test_a_join_in_workers_that_is_interrupted_is_where_it_says(dataset: IterDat
     """
     spread, expected = dataset.mp_prefetch(2), numbers(list(dataset))
     num_interrupted = 0
-    for moment in (0, 5, 20, 180, 500, 1500):
+    for moment in (0, 20, 180, 1500):
         with iter(spread) as iterator:
             got = list(itertools.islice(iterator, 1))
             num_interrupted += interrupt_at(moment, lambda: got.extend(itertools.islice(iterator, 3)))  # noqa: B023
@@ -94,7 +94,7 @@ def test_a_join_in_workers_that_is_interrupted_is_where_it_says(dataset: IterDat
         position = len(expected) - len(rest)
         assert rest == expected[position:]
         assert position in {len(got), len(got) + 1}
-    assert num_interrupted > 3
+    assert num_interrupted > 2
 
 
 def begin(dataset: IterDataset[Any], *, is_interrupted: bool) -> set[int]:

@@ -13,8 +13,8 @@ from suite.work import Columns, Map, Records, Work
 
 
 def _big(scale: Scale) -> Work:
-    arrays = data.big_arrays(scale.pick(tiny=256, quick=512, full=1024))
-    return Work(Records(arrays), (Map(identity, identity, identity),), 128)
+    arrays = data.big_arrays(scale.pick(tiny=16, quick=512, full=1024))
+    return Work(Records(arrays), (Map(identity, identity, identity),), scale.pick(tiny=8, quick=128, full=128))
 
 
 def _columns(scale: Scale) -> Work:

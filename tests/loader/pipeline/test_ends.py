@@ -66,10 +66,14 @@ def documented(positions: list[int], batch_size: int, shard_count: int, rule: st
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("shard_count", [1, 2, 3, 4])
 def test_every_small_combination_is_as_documented(shard_count: int, rule: str) -> None:
-    """Each shard yields the batches of the documented table, of one record without a Batch, and `len` counts them."""
+    """Each shard yields the batches of the documented table, of one record without a Batch, and `len` counts them.
+
+    An odd number of records is read twice: the remainders of two epochs are one.
+    """
     batches = [Batch(size, drop_remainder=rule == "drop in Batch", pad_remainder=rule == "pad") for size in range(1, 5)]
     kinds = [*batches, *([None] if rule in {"keep", "drop in shard"} else [])]
-    for num_records, batch, num_epochs in itertools.product(range(1, 14), kinds, (1, 2)):
+    for num_records, batch in itertools.product(range(1, 14), kinds):
+        num_epochs = 1 + num_records % 2
         sampler = IndexSampler(num_records, num_epochs=num_epochs)
         shards: dict[str, Any] = {"shard_count": shard_count, "drop_remainder": rule == "drop in shard"}
         made = loaders(range(num_records), *([] if batch is None else [batch]), sampler=sampler, **shards)
