@@ -38,8 +38,6 @@ IDENTIFIERS = r"^_?(MOST|LEAST|FEW|most|least)_"
 ALL_PURPOSE = r"(\w*_)?(place|places|look|words|part|parts|piece|pieces|picture|many|some|which|going_on)_*"
 """Identifiers that name nothing: a position, a path, a segment, a description has a name of its own."""
 OWN_TERMS = {
-    "part": {"tools/convert_command.py"},
-    "_part": {"tools/command_line.py"},
     "parts": {"samplers/balanced.py", "samplers/mixtures/mixture.py", "sources/concatenated.py"},
     "mix_words": {"millstream/core/randomness.py"},
     "n_words": {"millstream/core/randomness.py"},

@@ -31,7 +31,7 @@ from millstream.sources import ParquetDataSource, TextLineDataSource
 from millstream.transforms import Filter, FlatMap
 from support.faults.interrupted import interrupt_at
 from support.faults.user_faults import WAIT_SECONDS
-from support.processes.process_tree import open_descriptors, processes_below
+from support.processes.process_tree import open_descriptors, our_threads, processes_below
 
 NUM_RECORDS = 240
 TRIALS = 12
@@ -469,7 +469,7 @@ def test_threads_of_a_dropped_iterator_end_whatever_interrupts_its_end(num_threa
         iterators = [iter(loader)]
         iterators[0].start_prefetch()
         executor = weakref.ref(iterators[0]._executor)
-        threads |= {thread for thread in threading.enumerate() if thread.name.startswith("millstream")}
+        threads |= set(our_threads())  # Not that of an idle fork server, which waits for a minute.
         interrupt(iterators.clear, chance.uniform(1e-6, 5e-5), 1)
         del iterators
         gc.collect(0)
