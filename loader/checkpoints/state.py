@@ -286,6 +286,9 @@ def fingerprint_of_pipeline(pipeline: Pipeline, declared: Declared | None = None
     found = (declared or declared_by(pipeline)).with_sampler(pipeline.sampler)
     # The number of errors is not part of it, because it decides where the stream stops, not its content.
     own = {} if pipeline.tolerance is None else {"on_error": "skip"}
+    if pipeline.epoch is not None:
+        # Also of samplers that have no attribute for it: an epoch ends where the complete order goes on.
+        own["sampler.first_epoch"] = str(pipeline.epoch)
     return dataclasses.replace(found, identity={**found.identity, **own})
 
 

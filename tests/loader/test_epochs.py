@@ -2,14 +2,15 @@
 
 import itertools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import millstream
-from millstream import ConcatenatedDataSource, RecordMetadata
-from millstream.samplers import BalancedSampler, HierarchicalSampler, MixtureSampler, PackingSampler
+from millstream import CheckpointError, ConcatenatedDataSource, RecordMetadata
+from millstream.samplers import BalancedSampler, HierarchicalSampler, IndexSampler, MixtureSampler, PackingSampler
 from millstream.transforms import Batch, Pack, RandomMap
 from support.processes.worker_pools import pids_of, still_there
 
@@ -68,6 +69,41 @@ def test_a_run_resumes_in_its_epoch() -> None:
     whole = [rows_of(batches) for _, batches in loader_of().epochs(3)]
     assert_resumes(loader_of(), loader_of(), 1, whole[1][4:])
     assert [rows_of(batches) for _, batches in loader_of().epochs(3, start=1)] == whole[1:]
+
+
+def mixed(num_epochs: int | None) -> MixtureSampler:
+    parts = {
+        name: IndexSampler(size, shuffle=True, seed=size, num_epochs=num_epochs) for name, size in (("a", 4), ("b", 9))
+    }
+    return MixtureSampler(parts, [1, 1], stop="all_exhausted")
+
+
+ORDERS: dict[str, Callable[[int | None], Any]] = {
+    "shuffled": lambda num_epochs: IndexSampler(13, shuffle=True, seed=3, num_epochs=num_epochs),
+    "in order": lambda num_epochs: IndexSampler(13, num_epochs=num_epochs),
+    "mixture": mixed,
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_states_of_epochs_and_of_one_iterator_do_not_fit_each_other(order: str) -> None:
+    """Each is an error that names the epoch, at any step: an epoch ends where the other stream goes on."""
+
+    def loader(num_epochs: int | None) -> millstream.DataLoader:
+        source = ConcatenatedDataSource({"a": list(range(4)), "b": list(range(4, 13))})
+        return millstream.DataLoader(data_source=source, sampler=ORDERS[order](num_epochs), operations=[Batch(2)])
+
+    of_epochs, others = loader(1), [loader(None), loader(2)]
+    for epoch, batches in of_epochs.epochs(2):
+        for other in map(iter, others):
+            for step in (0, 2):
+                for one, resumed, text in (
+                    (batches, other, rf"first_epoch: saved {epoch}, here nothing"),
+                    (other, batches, rf"first_epoch: saved nothing, here {epoch}"),
+                ):
+                    one.seek(step)
+                    with pytest.raises(CheckpointError, match=text):
+                        resumed.set_state(one.get_state())
 
 
 def test_epochs_of_other_orders() -> None:
