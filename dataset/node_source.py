@@ -1,7 +1,8 @@
 """The half of a MapDataset that the engine reads: blocks of elements, and the description of a source."""
 
+import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from millstream.dataset.chain_rendering import content_marks_of, fingerprint_of
 from millstream.dataset.fixed_chain import FixedChain
@@ -10,6 +11,8 @@ from millstream.dataset.nodes.element_nodes import ElementNode, Filtered, Split
 from millstream.dataset.nodes.lowering import origin_of
 from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import Own
+from millstream.samplers.order import Occurrences
+from millstream.sources import ConcatenatedDataSource
 from millstream.sources.base import LoaderView, RecordKeys
 
 if TYPE_CHECKING:
@@ -121,7 +124,8 @@ class NodeSource:
             )
         # An endless dataset is one epoch.
         differs = node.differs_by_epoch and node.length != ENDLESS
-        return LoaderView(self, differs, skips_none=True, reordering=node.reordering)
+        origins = NodeOrigins(node) if node.reordering and node.traced is not None else None
+        return LoaderView(self, differs, skips_none=True, reordering=node.reordering, origins=origins)
 
     def _fixed_source(self) -> tuple[Any, Callable[[], None]]:
         chain = FixedChain(self, node_of(self), (), "the loader of this chain was built: build another loader")
@@ -140,6 +144,24 @@ class NodeSource:
         if self._blocks is None:
             self._blocks = Blocks(node_of(self))
         return self._blocks
+
+
+@final
+class NodeOrigins:
+    """The records from which the elements of a node are made, forwards and backwards."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        sources = node.traced or ()
+        self.source = sources[0] if len(sources) == 1 else ConcatenatedDataSource(sources)
+        lengths = itertools.accumulate(map(len, sources), initial=0)
+        self._starts = dict(zip(map(id, sources), lengths, strict=False))
+
+    def record_keys(self, positions: "NDArray[np.int64]") -> "NDArray[np.int64]":
+        return self._node.record_keys(positions, self._starts)
+
+    def occurrences(self, keys: "NDArray[np.int64]", stop: int) -> Occurrences:
+        return self._node.occurrences(keys, self._starts, stop)
 
 
 def node_of(dataset: Any) -> Node:

@@ -12,13 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.checks import as_integer
-from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.elements import Origins
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.plan import Plan, keys_in_epochs
 from millstream.loader.threads.thread_settings import ThreadSettings, in_fresh_thread
 from millstream.samplers.base import checked_keys_at
 from millstream.samplers.epochs import whole_numbers
 from millstream.samplers.order import Occurrences, checked_keys, checked_stop
 from millstream.samplers.protocols import has_varying_batches, is_mixed, is_packed
 from millstream.sources import ConcatenatedDataSource
+from millstream.sources.base import ChainOrigins
 
 Result = TypeVar("Result")
 
@@ -46,6 +49,7 @@ class Lineage:
     def record_keys(self, step: int) -> NDArray[np.int64]:
         """Returns the keys of the records in this shard's batch number `step`, in order, without reading them.
 
+        For a chain that is shuffled or mixed, they are the keys in its source, or in its sources, one after another.
         `locate(keys)` returns their files, and for a mixture their components. For packed rows, they are the keys of
         the documents, one row after another.
 
@@ -58,7 +62,7 @@ class Lineage:
         Raises:
             IndexError: there is no such batch.
             TypeError: the pipeline is not 1:1: it has a Filter or FlatMap, or groups elements by their content; or the
-                source is a chain that is shuffled or mixed.
+                source is a chain that is shuffled or mixed, and each of its elements is made of several records.
 
         Examples:
             >>> loader = millstream.load(["a", "b", "c", "d"], shuffle=True, seed=0, batch_size=2)
@@ -72,10 +76,12 @@ class Lineage:
         if not 0 <= step < shard.block_limit:
             raise IndexError(f"step must be between 0 and {shard.block_limit - 1}, the last batch, got {step}.")
         origins = _in_neutral_thread(functools.partial(self._plan.lookups.locate, step, step + 1))
+        keys = origins.record_key.copy()
+        if (chain := self._plan.pipeline.view.origins) is not None:
+            keys = chain.record_keys(keys_in_epochs(self._plan.pipeline, origins))
         if step == shard.partition.whole_blocks:
-            is_used = origins.position < shard.partition.tail.start + shard.tail_records
-            return origins.record_key[is_used]
-        return origins.record_key.copy()
+            return keys[origins.position < shard.partition.tail.start + shard.tail_records]
+        return keys
 
     def steps_of(self, keys: Any, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
         """Returns the steps whose global batches contain records: int64, shape (keys, occurrences), a row per key.
@@ -90,7 +96,7 @@ class Lineage:
 
         Raises:
             TypeError: the pipeline is not 1:1, the sampler cannot be inverted, or the source is a chain that is
-                shuffled or mixed.
+                shuffled or mixed, and each of its elements is made of several records.
             ValueError: the order is endless, and stop is None.
 
         Examples:
@@ -110,7 +116,11 @@ class Lineage:
         wanted, size = checked_keys(keys), partition.global_block
         start = as_integer(start, "start", minimum=0)
         last = None if stop is None else as_integer(stop, "stop", minimum=0) * size
-        found = sampler.occurrences(wanted, checked_stop(last, partition.length))
+        limit = checked_stop(last, partition.length)
+        if (chain := plan.pipeline.view.origins) is not None:
+            found = _occurrences_in_chain(plan.pipeline, chain, wanted, limit)
+        else:
+            found = sampler.occurrences(wanted, limit)
         is_counted = (found.positions >= start * size) & plan.shards[0].are_delivered(found.positions)
         return Occurrences(found.rows[is_counted], found.positions[is_counted] // size).table(len(wanted))
 
@@ -129,7 +139,8 @@ class Lineage:
             >>> loader.locate([1])
             [RecordLocation(component='web', file=None, record=1)]
         """
-        source = self._plan.pipeline.source
+        chain = self._plan.pipeline.view.origins
+        source = self._plan.pipeline.source if chain is None else chain.source
         wanted, num_records = checked_keys(keys).tolist(), len(source)
         if wrong := [key for key in wanted if not 0 <= key < num_records]:
             raise IndexError(f"keys must be between 0 and {num_records - 1}, the last record, got {wrong[0]}.")
@@ -168,12 +179,29 @@ class Lineage:
 
 def _check_keys(plan: Plan, call: str) -> None:
     _check_one_to_one(plan, call)
-    if reordering := plan.pipeline.view.reordering:
+    view = plan.pipeline.view
+    if view.reordering and view.origins is None:
         raise TypeError(
-            f"{call} needs a source in which a key is one record, and {reordering} in the chain brings another record "
-            "to a key in each epoch. Let the loader shuffle or mix: load(source, shuffle=True), load(sources, "
+            f"{call} needs a source in which a key is one record, and {view.reordering} in the chain brings another "
+            "record to a key in each epoch. Let the loader shuffle or mix: load(source, shuffle=True), load(sources, "
             "weights=...)."
         )
+
+
+def _occurrences_in_chain(pipeline: Pipeline, chain: ChainOrigins, keys: NDArray[np.int64], stop: int) -> Occurrences:
+    """Returns the positions of a loader before `stop` at which a chain has an element of a record."""
+    num_elements, order = len(pipeline.source), pipeline.order
+    ends = np.arange(max(0, stop - 1), stop)
+    table = np.zeros((5, len(ends)), np.int64)
+    table[0] = ends
+    last = int(keys_in_epochs(pipeline, Origins(table)).max(initial=-1)) // num_elements
+    rows, elements = chain.occurrences(keys, (last + 1) * num_elements)
+    own, positions = order.occurrences(elements % num_elements, stop)  # type: ignore[union-attr]  # which has it
+    table = np.zeros((5, len(own)), np.int64)
+    table[0], table[1] = positions, elements[own] % num_elements
+    # The order has each element in each epoch, and the record is at that element in one.
+    is_record = keys_in_epochs(pipeline, Origins(table)) == elements[own]
+    return Occurrences(rows[own][is_record], positions[is_record])
 
 
 def _check_one_to_one(plan: Plan, call: str) -> None:

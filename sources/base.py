@@ -82,12 +82,27 @@ class LoaderView(NamedTuple):
         differs_by_epoch: True if the records of each epoch differ: that of a key is at `epoch * len(source) + key`.
         skips_none: True if None stands for a missing element, which a loader cannot skip.
         reordering: the first step of a chain that reorders records in each epoch; "" without one.
+        origins: the records of such a chain; None if an element is made of several records, or they are not known.
     """
 
     source: Any
     differs_by_epoch: bool = False
     skips_none: bool = False
     reordering: str = ""
+    origins: "ChainOrigins | None" = None
+
+
+class ChainOrigins(Protocol):
+    """The records from which the elements of a chain are made, at each position, continued across epochs."""
+
+    source: Any
+    """The source of the records; several ones are concatenated."""
+
+    def record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the record key in `source` of each position."""
+
+    def occurrences(self, keys: NDArray[np.int64], stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the positions before `stop` of record keys, and for each the number of its key."""
 
 
 def loader_view(source: Any) -> LoaderView:

@@ -192,7 +192,7 @@ class ConcatenatedDataSource(RenderedSource, Closing):
             except ValueError as error:
                 error.add_note(f"millstream: in source {name!r}.")
                 raise
-        _, differ, skip, reorder = zip(*views.values(), strict=True)
+        _, differ, skip, reorder, _ = zip(*views.values(), strict=True)
         view = LoaderView(self, any(differ), any(skip), next(filter(None, reorder), ""))
         return view._replace(source=self._over_epochs(views)) if view.differs_by_epoch else view
 

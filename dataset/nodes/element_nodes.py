@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from millstream.errors import StackError
 from millstream.loader.checkpoints.description import identity_of
 from millstream.loader.measuring import observer
 from millstream.loader.pipeline.steps import annotated
+from millstream.samplers.order import Occurrences
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.base import METHODS
 from millstream.transforms.batching.pad import pad
@@ -83,6 +84,16 @@ class ElementNode(UnaryNode):
         for row, result in zip(rows, computed, strict=True):
             results[row] = result
         return results
+
+    @functools.cached_property
+    def traced(self) -> tuple[Any, ...] | None:
+        return self.parent.traced
+
+    def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
+        return self.parent.record_keys(positions, starts)
+
+    def occurrences(self, keys: Positions, starts: Mapping[int, int], stop: int) -> Occurrences:
+        return self.parent.occurrences(keys, starts, stop)
 
     @abc.abstractmethod
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from millstream.core.randomness import Purpose, derive_seed
 from millstream.dataset.nodes.node import ENDLESS, Positions, UnaryNode, Units, divided, divided_one, joined
 from millstream.loader.checkpoints.description import Description
+from millstream.samplers.order import Occurrences, spread
 from millstream.samplers.permutation import permute, permute_one
 
 _IDENTIFIED_TOGETHER = 1 << 16
@@ -48,6 +49,41 @@ class IndexNode(UnaryNode):
     def at(self, position: int) -> Any:
         return self.parent.at(self.parent_position(position))
 
+    @functools.cached_property
+    def traced(self) -> tuple[Any, ...] | None:
+        return self.parent.traced
+
+    def occurrences(self, keys: Positions, starts: Mapping[int, int], stop: int) -> Occurrences:
+        found = self.parent.occurrences(keys, starts, min(ENDLESS, self.parent_stop(stop)))
+        owners, positions = self.own_positions(found.positions, stop)
+        is_before = positions < stop
+        return Occurrences(found.rows[owners][is_before], positions[is_before])
+
+    def parent_stop(self, stop: int) -> int:
+        """Returns an end of the parent's positions of the first `stop` positions."""
+        if self.parent.length == ENDLESS:
+            return int(self.parent_positions(np.arange(min(stop, self.length))).max(initial=-1)) + 1
+        return -(-stop // max(1, self.length)) * self.parent.length
+
+    def own_positions(self, positions: Positions, stop: int) -> tuple[Any, Positions]:
+        """Returns the positions before `stop` at which elements of the parent are, and the row of each among them.
+
+        It inverts `parent_positions`.
+        """
+        del stop
+        rows, sorted_rows = self._by_parent_position
+        epochs, offsets = np.divmod(positions, self.parent.length)
+        first, last = (np.searchsorted(sorted_rows, offsets, side) for side in ("left", "right"))
+        owners, numbers = spread(first, last)
+        return owners, rows[numbers] + epochs[owners] * self.length
+
+    @functools.cached_property
+    def _by_parent_position(self) -> tuple[Positions, Positions]:
+        """The positions of an epoch in the order of the parent's positions, and these."""
+        parent_positions = self.parent_positions(np.arange(self.length))
+        order = np.argsort(parent_positions, kind="stable")
+        return order, parent_positions[order]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shuffle(IndexNode):
@@ -70,6 +106,12 @@ class Shuffle(IndexNode):
     def parent_position(self, position: int) -> int:
         epoch, offset = divided_one(position, self.length)
         return epoch * self.length + permute_one(offset, self.length, self.seed, epoch)
+
+    def own_positions(self, positions: Positions, stop: int) -> tuple[Any, Positions]:
+        del stop
+        epochs, offsets = divided(positions, self.length)
+        landed = permute(offsets, self.length, self.seed, epochs, inverse=True) if offsets.size else offsets
+        return slice(None), joined(epochs, self.length, landed)
 
     @property
     def text(self) -> str:
@@ -97,6 +139,13 @@ class WindowShuffle(IndexNode):
         windows, within = np.divmod(offsets, self.window_size)
         return _permuted(epochs, windows, within, size=self.window_size, length=self.length, seed=self._own_seed)
 
+    def own_positions(self, positions: Positions, stop: int) -> tuple[Any, Positions]:
+        del stop
+        epochs, offsets = divided(positions, self.length)
+        windows, within = np.divmod(offsets, self.window_size)
+        sizes = {"size": self.window_size, "length": self.length, "seed": self._own_seed}
+        return slice(None), _permuted(epochs, windows, within, **sizes, inverse=True)
+
     @property
     def text(self) -> str:
         return f".window_shuffle(window_size={self.window_size}, seed={self.seed})"
@@ -106,9 +155,16 @@ class WindowShuffle(IndexNode):
 
 
 def _permuted(
-    epochs: "int | NDArray[np.uint64]", windows: Positions, within: Positions, *, size: int, length: int, seed: int
+    epochs: "int | NDArray[np.uint64]",
+    windows: Positions,
+    within: Positions,
+    *,
+    size: int,
+    length: int,
+    seed: int,
+    inverse: bool = False,
 ) -> Positions:
-    """Returns the images of offsets under the permutations of their windows, numbered over all epochs.
+    """Returns the images of offsets under the permutations of their windows, numbered over all epochs, or the inverse.
 
     The last window of an epoch of `length` positions may be shorter.
     """
@@ -117,7 +173,7 @@ def _permuted(
     landed = np.empty_like(within)
     is_last = windows == num_windows - 1
     for rows, own_size in ((~is_last, size), (is_last, length - (num_windows - 1) * size)):
-        landed[rows] = permute(within[rows], own_size, seed, numbers[rows])
+        landed[rows] = permute(within[rows], own_size, seed, numbers[rows], inverse=inverse)
     return joined(epochs, length, windows * size + landed)
 
 
@@ -149,6 +205,19 @@ class Shard(IndexNode):
             raise IndexError(f"Position {groups.max()} of {self.text} exceeds 2**63 in the dataset before it.")
         within = np.full_like(groups, self.index)
         return _permuted(epochs, groups, within, size=self.count, length=self.parent.length, seed=self.seed)
+
+    def parent_stop(self, stop: int) -> int:
+        return stop * self.count if self.length == ENDLESS else super().parent_stop(stop)
+
+    def own_positions(self, positions: Positions, stop: int) -> tuple[Any, Positions]:
+        del stop
+        epochs, offsets = divided(positions, self.parent.length)
+        groups, within = np.divmod(offsets, self.count)
+        sizes = {"size": self.count, "length": self.parent.length, "seed": self.seed}
+        _, own = divided(_permuted(epochs, groups, within, **sizes, inverse=True), self.parent.length)
+        owners = np.flatnonzero(own % self.count == self.index)
+        own_epochs = epochs if isinstance(epochs, int) else epochs[owners]
+        return owners, joined(own_epochs, self.length, groups[owners])
 
     @property
     def text(self) -> str:
@@ -185,6 +254,16 @@ class Repeat(IndexNode):
 
     def parent_position(self, position: int) -> int:
         return position if self.reseed_each_epoch else divided_one(position, self.parent.length)[1]
+
+    def parent_stop(self, stop: int) -> int:
+        return stop if self.reseed_each_epoch else min(stop, self.parent.length)
+
+    def own_positions(self, positions: Positions, stop: int) -> tuple[Any, Positions]:
+        if self.reseed_each_epoch:
+            return slice(None), positions
+        size = self.parent.length
+        epochs = np.arange(-(-stop // max(1, size)))
+        return np.repeat(np.arange(len(positions)), len(epochs)), np.add.outer(positions, epochs * size).ravel()
 
     @property
     def text(self) -> str:
@@ -231,6 +310,21 @@ class Slice(IndexNode):
     def parent_position(self, position: int) -> int:
         epoch, offset = divided_one(position, self.length)
         return epoch * self.parent.length + self.rows[offset]
+
+    def parent_stop(self, stop: int) -> int:
+        if self.parent.length < ENDLESS:
+            return super().parent_stop(stop)
+        taken = self.rows[: min(stop, len(self.rows))]
+        return max(taken[0], taken[-1]) + 1 if taken else 0
+
+    def own_positions(self, positions: Positions, stop: int) -> tuple[Any, Positions]:
+        del stop
+        epochs, offsets = divided(positions, self.parent.length)
+        step = self.rows.step if len(self.rows) > 1 else 1
+        numbers, rest = np.divmod(offsets - self.rows.start, step)
+        owners = np.flatnonzero((rest == 0) & (numbers >= 0) & (numbers < len(self.rows)))
+        own_epochs = epochs if isinstance(epochs, int) else epochs[owners]
+        return owners, joined(own_epochs, self.length, numbers[owners])
 
     @property
     def text(self) -> str:
@@ -307,6 +401,13 @@ class Seed(IndexNode):
 
     def parent_position(self, position: int) -> int:
         return position
+
+    def parent_stop(self, stop: int) -> int:
+        return stop
+
+    def own_positions(self, positions: Positions, stop: int) -> tuple[Any, Positions]:
+        del stop
+        return slice(None), positions
 
     @property
     def text(self) -> str:

@@ -19,7 +19,7 @@ from millstream.dataset.nodes.source_node import Source
 from millstream.loader.checkpoints.description import Description
 from millstream.samplers.mixtures.mixing import Mixing
 from millstream.samplers.mixtures.mixing_schedule import DROP_EXHAUSTED, MixingSchedule
-from millstream.samplers.order import by_number
+from millstream.samplers.order import Occurrences, by_number, spread
 from millstream.sources import ConcatenatedDataSource
 
 _SAMPLED_ROWS = 4096
@@ -66,6 +66,29 @@ class JoiningNode(Node):
         for parent, rows, own in self._split(positions):
             keys[rows] = parent.record_keys(own, starts)
         return keys
+
+    @functools.cached_property
+    def traced(self) -> tuple[Any, ...] | None:
+        if any(parent.traced is None for parent in self.above):
+            return None
+        return tuple({id(source): source for parent in self.above for source in parent.traced or ()}.values())
+
+    def occurrences(self, keys: Positions, starts: Mapping[int, int], stop: int) -> Occurrences:
+        found = []
+        for number, parent in enumerate(self.above):
+            of_parent = parent.occurrences(keys, starts, min(ENDLESS, self._parent_stop(number, stop)))
+            owners, positions = self._own_positions(number, of_parent.positions)
+            is_before = positions < stop
+            found.append(Occurrences(of_parent.rows[owners][is_before], positions[is_before]))
+        return Occurrences.concatenate(found)
+
+    def _parent_stop(self, number: int, stop: int) -> int:
+        """Returns an end of the positions of a parent among the first `stop` positions."""
+        return -(-stop // max(1, self.length)) * self.above[number].length
+
+    @abc.abstractmethod
+    def _own_positions(self, number: int, positions: Positions) -> tuple[Any, Positions]:
+        """Returns the positions of elements of a parent, and the row of each among them."""
 
     def _split(self, positions: Positions) -> Iterator[tuple[Node, NDArray[np.intp], Positions]]:
         """Yields each parent with positions, the rows that belong to it, and their positions in it."""
@@ -150,6 +173,11 @@ class Concatenated(JoiningNode):
         own = offsets - (self._ends - lengths)[numbers]
         return numbers, own + (epochs if isinstance(epochs, int) else epochs.view(np.int64)) * lengths[numbers]
 
+    def _own_positions(self, number: int, positions: Positions) -> tuple[Any, Positions]:
+        length = self.above[number].length
+        epochs, offsets = np.divmod(positions, max(1, length))
+        return slice(None), epochs * self.length + int(self._ends[number]) - length + offsets
+
     @property
     def text(self) -> str:
         return "concatenate"
@@ -184,6 +212,17 @@ class Mixed(JoiningNode):
         numbers, own = self._schedule.locate(offsets)
         lengths = np.array([parent.length for parent in self.above], np.int64)
         return numbers, own + (epochs if isinstance(epochs, int) else epochs.view(np.int64)) * lengths[numbers]
+
+    def _parent_stop(self, number: int, stop: int) -> int:
+        if self.mixing.stop == DROP_EXHAUSTED and stop > self.length:
+            return super()._parent_stop(number, stop)
+        return self._schedule.drawn_at(stop)[number]
+
+    def _own_positions(self, number: int, positions: Positions) -> tuple[Any, Positions]:
+        if self.mixing.stop != DROP_EXHAUSTED:
+            return slice(None), self._schedule.positions_of(number, positions)
+        epochs, offsets = np.divmod(positions, self.above[number].length)
+        return slice(None), self._schedule.positions_of(number, offsets) + epochs * self.length
 
     @property
     def text(self) -> str:
@@ -254,6 +293,24 @@ class Selected(JoiningNode):
         epochs, offsets = divided(positions, self.length)
         numbers, own = self.selection[offsets].T
         return numbers, own + (epochs if isinstance(epochs, int) else epochs.view(np.int64)) * self._lengths[numbers]
+
+    @functools.cached_property
+    def traced(self) -> tuple[Any, ...] | None:
+        return super().traced if self._is_table else None
+
+    def _parent_stop(self, number: int, stop: int) -> int:
+        if self.above[number].length < ENDLESS:
+            return super()._parent_stop(number, stop)
+        return int(self.selection[:, 1].max(initial=-1)) + 1
+
+    def _own_positions(self, number: int, positions: Positions) -> tuple[Any, Positions]:
+        rows = np.flatnonzero(self.selection[:, 0] == number)
+        rows = rows[np.argsort(self.selection[rows, 1], kind="stable")]
+        chosen = self.selection[rows, 1]
+        epochs, offsets = np.divmod(positions, max(1, self.above[number].length))
+        first, last = np.searchsorted(chosen, offsets, "left"), np.searchsorted(chosen, offsets, "right")
+        owners, numbers = spread(first, last)
+        return owners, rows[numbers] + epochs[owners] * self.length
 
     @functools.cached_property
     def window_units(self) -> int | None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from millstream.dataset.step import Step
 from millstream.loader.checkpoints.description import Description, identity_of
+from millstream.samplers.order import Occurrences
 
 Positions: TypeAlias = NDArray[np.int64]
 """Positions of one dataset, continued across epochs, shape (n,)."""
@@ -126,9 +127,21 @@ class Node(Step):
         return None
 
     def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
-        """Returns the record keys of positions in the concatenated sources. Only for nodes with `sources`.
+        """Returns the record keys of positions in the concatenated sources. Only for nodes with `sources`, or `traced`.
 
         `starts` has the first record key of each source, by its `id`.
+        """
+        raise NotImplementedError
+
+    @functools.cached_property
+    def traced(self) -> tuple[Any, ...] | None:
+        """The sources, each once, if each element is made of one of their records; None if it is made of several."""
+        return None
+
+    def occurrences(self, keys: Positions, starts: Mapping[int, int], stop: int) -> Occurrences:
+        """Returns the positions before `stop` whose elements are made of records. Only for nodes that are `traced`.
+
+        The arguments are those of `record_keys`, which it inverts.
         """
         raise NotImplementedError
 

@@ -14,6 +14,7 @@ from millstream.loader.checkpoints.fingerprint import add_source, slots_of
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.pipeline import source_name
 from millstream.loader.pipeline.steps import annotated, reader_of
+from millstream.samplers.order import Occurrences
 from millstream.sources import DataSource
 from millstream.sources.base import HeldRecords, is_held
 from millstream.sources.source_checks import is_in_memory, reads_one_by_one
@@ -58,6 +59,18 @@ class Source(Node):
 
     def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
         return divided(positions, self.length)[1] + starts[id(self.source)]
+
+    @property
+    def traced(self) -> tuple[Any, ...]:
+        return (self.source,)
+
+    def occurrences(self, keys: Positions, starts: Mapping[int, int], stop: int) -> Occurrences:
+        own = keys - starts[id(self.source)]
+        rows = np.flatnonzero((own >= 0) & (own < self.length))
+        epochs = np.arange(-(-stop // max(1, self.length)) if len(rows) else 0)
+        positions = np.add.outer(own[rows], epochs * self.length).ravel()
+        is_before = positions < stop
+        return Occurrences(np.repeat(rows, len(epochs))[is_before], positions[is_before])
 
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
         return positions, divided(positions, self.length)[1]

@@ -43,7 +43,7 @@ from millstream.loader.pipeline.steps import (
     run_steps,
     within_depth,
 )
-from millstream.samplers.base import POSITION_LIMIT, AdaptedSampler, VectorisedSampler
+from millstream.samplers.base import POSITION_LIMIT
 from millstream.samplers.protocols import is_mixed
 from millstream.sources.base import is_held
 from millstream.sources.source_checks import batched_read_of, is_in_memory, reads_in_one_call
@@ -316,7 +316,7 @@ def _reader(pipeline: Pipeline) -> Callable[[Origins], Elements]:
     is_stacked = any(isinstance(first, Batch) and _stacks(first) for first in pipeline.operations[:1])
     if not view.differs_by_epoch:
         return reader_of(view.source, skips_none=view.skips_none, is_stacked=is_stacked)
-    keys_of = functools.partial(_keys_in_epochs, pipeline.order, len(pipeline.source), pipeline.epoch)
+    keys_of = functools.partial(keys_in_epochs, pipeline)
     return reader_of(view.source, keys_of, skips_none=view.skips_none, is_stacked=is_stacked)
 
 
@@ -325,11 +325,10 @@ def _stacks(operation: Transformation) -> bool:
     return getattr(operation, "batch_fn", None) is None
 
 
-def _keys_in_epochs(
-    order: VectorisedSampler | AdaptedSampler, num_records: int, epoch: int | None, origins: Origins
-) -> NDArray[np.int64]:
-    """Returns the keys of records that differ by epoch. `epoch` is the number of the loader's epoch, if it has one."""
-    epochs = epochs_at(order, origins.position)
+def keys_in_epochs(pipeline: Pipeline, origins: Origins) -> NDArray[np.int64]:
+    """Returns the keys of records that differ by epoch: the positions in the chain that is the source."""
+    num_records, epoch = len(pipeline.source), pipeline.epoch
+    epochs = epochs_at(pipeline.order, origins.position)
     if epoch is not None:
         # A component that starts over within an epoch of the loader must not have elements of the loader's next one.
         epochs = epochs * TURNS_APART + epoch

@@ -239,11 +239,11 @@ def test_later_epochs_are_located_in_advance_too() -> None:
 
 
 @pytest.mark.parametrize("step", ["shuffle", "mix"])
-def test_lineage_over_reordered_chains_is_refused(step: str) -> None:
-    """A key of a shuffled or mixed chain is another record in each epoch: the error names the step, and the remedy."""
+def test_lineage_over_reordered_chains_of_several_records_is_refused(step: str) -> None:
+    """If an element is made of several records, or the chain is one of several sources: the error names the step."""
     numbers = MapDataset.range(8)
     chain = numbers.shuffle(seed=0).map(keep) if step == "shuffle" else MapDataset.mix([numbers, numbers])
-    for source in (chain, ConcatenatedDataSource({"a": chain, "b": [1]})):
+    for source in (chain.batch(2), ConcatenatedDataSource({"a": chain, "b": [1]})):
         loader = millstream.load(source, num_epochs=1, batch_size=2)
         for call, argument in ((loader.record_keys, 0), (loader.steps_of, [1])):
             with pytest.raises(TypeError, match=rf"{step}\(.* in the chain .*load\(source, shuffle=True\)"):
