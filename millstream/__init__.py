@@ -109,7 +109,7 @@ if TYPE_CHECKING:
         WindowDataSource,
         ZarrDataSource,
     )
-    from millstream.tools import CachedDataSource, convert, lengths_of
+    from millstream.tools import CachedDataSource, Statistics, convert, lengths_of, statistics_of
     from millstream.transforms import (
         BestFitPack,
         BOSHandling,
@@ -193,6 +193,7 @@ __all__ = [
     "ShardOptions",
     "SpanFormat",
     "StackError",
+    "Statistics",
     "TFRecordDataSource",
     "TextLineDataSource",
     "TfdsDataSource",
@@ -224,6 +225,7 @@ __all__ = [
     "sharding",
     "sources",
     "split",
+    "statistics_of",
     "surviving_keys",
     "testing",
     "transforms",
@@ -243,12 +245,10 @@ if not TYPE_CHECKING:
             if name in __all__
         }
         | dict.fromkeys(("DatasetIterator", "IterDataset", "MapDataset", "split"), "millstream.dataset")
-        | {
-            "install_as_grain": "millstream.grain_imports",
-            "CachedDataSource": "millstream.tools",
-            "convert": "millstream.tools",
-            "lengths_of": "millstream.tools",
-        },
+        | dict.fromkeys(
+            ("CachedDataSource", "Statistics", "convert", "lengths_of", "statistics_of"), "millstream.tools"
+        )
+        | {"install_as_grain": "millstream.grain_imports"},
         {
             "DatasetSelectionMap": "Write millstream.transforms.DatasetSelectionMap.",
             "shard_by_jax_process": "Write millstream.ShardByJaxProcess.",

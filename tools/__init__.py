@@ -1,4 +1,4 @@
-"""Tools around training: results kept on a disk, lengths of documents, conversion of files, and the command line."""
+"""Tools around training: a cache on disk, lengths and statistics of data, conversion, and the command line."""
 
 from typing import TYPE_CHECKING
 
@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from millstream.tools.cached_source import CachedDataSource
     from millstream.tools.conversion import convert
     from millstream.tools.lengths import lengths_of
+    from millstream.tools.statistics import Statistics, statistics_of
 else:
     from millstream.core import lazy_imports
 
@@ -16,7 +17,9 @@ else:
             "CachedDataSource": "millstream.tools.cached_source",
             "convert": "millstream.tools.conversion",
             "lengths_of": "millstream.tools.lengths",
+            "Statistics": "millstream.tools.statistics",
+            "statistics_of": "millstream.tools.statistics",
         },
     )
 
-__all__ = ["CachedDataSource", "convert", "lengths_of"]
+__all__ = ["CachedDataSource", "Statistics", "convert", "lengths_of", "statistics_of"]
