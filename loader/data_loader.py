@@ -295,7 +295,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
     def _beginning(self) -> Beginning:
         self._execution.check_open()
         self._check_unchanged()
-        return Beginning(self._execution, self._stream, self._passes)
+        return Beginning(self._execution, self._stream, self._passes, self._declared)
 
     def _check_unchanged(self) -> None:
         self._origin.check_unchanged()

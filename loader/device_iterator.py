@@ -24,15 +24,20 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from millstream.core.checks import as_integer
 from millstream.core.trace_annotations import WAIT, annotation
 from millstream.errors import WorkerStalledError
 from millstream.loader.checkpoints.checkpointable import Checkpointable, ResumableIterator
 from millstream.loader.device_placement import Agreement, Device, Placement, leaves_of
+from millstream.loader.lineage import Composition
 from millstream.loader.measuring import Profiler
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.threads.waiting import SLICE_SECONDS, TimedQueue, Wait
 from millstream.loader.views import Consumer, Insight, Inspectable
+from millstream.samplers.mixtures.mixture import Weights
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -331,6 +336,63 @@ class DeviceIterator(Inspectable, ResumableIterator):
         """
         self._go(functools.partial(self._iterator.seek, step))
 
+    def skip(self, count: int) -> None:
+        """Moves on by `count` batches that are not trained on, as `DataLoaderIterator.skip`. `step` stays.
+
+        Args:
+            count: the number of batches, from 0 on.
+
+        Raises:
+            IndexError, ValueError: as `DataLoaderIterator.skip`.
+            TypeError: the batches are those of a chain.
+        """
+        self._go_on("skip", count)
+
+    def reweight(self, weights: Weights) -> None:
+        """Gives the mixture other weights from the next batch on, as `DataLoaderIterator.reweight`.
+
+        Batches that are on the device in advance are computed again.
+
+        Args:
+            weights: as for `MixtureSampler.reweighted`.
+
+        Raises:
+            TypeError: the batches are those of a chain, or as `DataLoaderIterator.reweight`.
+            ValueError: as `DataLoaderIterator.reweight`.
+        """
+        self._go_on("reweight", weights)
+
+    def record_keys(self, step: int) -> NDArray[np.int64]:
+        """Returns the keys of the records of a step of the run, as `DataLoaderIterator.record_keys`.
+
+        Args:
+            step: the number of the step, from 0.
+        """
+        keys: NDArray[np.int64] = self._method("record_keys")(step)
+        return keys
+
+    def steps_of(self, keys: Any, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
+        """Returns the steps of the run that contain records, as `DataLoaderIterator.steps_of`.
+
+        Args:
+            keys: record keys, shape (m,).
+            start: the first step to include.
+            stop: the first step to exclude; None for the end of the order.
+        """
+        steps: NDArray[np.int64] = self._method("steps_of")(keys, start, stop)
+        return steps
+
+    def composition(self, start: int = 0, stop: int | None = None, *, lengths: Any = None) -> Composition:
+        """Returns the composition of steps of the run, as `DataLoaderIterator.composition`.
+
+        Args:
+            start: the first step to include.
+            stop: the first step to exclude; None for the end of the order.
+            lengths: the number of tokens of each record, by record key; None if rows are packed, or tokens unknown.
+        """
+        composition: Composition = self._method("composition")(start, stop, lengths=lengths)
+        return composition
+
     def close(self) -> None:
         """Ends the thread, closes the iterator that it draws from, and frees staged batches, within 2 s. Idempotent.
 
@@ -417,6 +479,22 @@ class DeviceIterator(Inspectable, ResumableIterator):
         if (prepare := getattr(self._iterator, "prepare_to_move", None)) is not None:
             prepare()
         self._alone(functools.partial(self._move, move))
+
+    def _go_on(self, name: str, *arguments: Any) -> None:
+        """Calls a method of the iterator that moves it from the consumer's position."""
+        method, iterator, start = self._method(name), self._iterator, self._position.state
+
+        def move() -> None:
+            if iterator.get_state() != start:
+                iterator.set_state(start)
+            method(*arguments)
+
+        self._go(move)
+
+    def _method(self, name: str) -> Any:
+        if not hasattr(self._iterator, name):
+            raise TypeError(f"A {type(self._iterator).__name__} has no {name}: only the iterators of loaders have it.")
+        return getattr(self._iterator, name)
 
     def _move(self, move: Callable[[], None]) -> None:
         """Runs a move in the thread, and adopts its position if it succeeds."""

@@ -99,7 +99,8 @@ class Execution:
         self.profiler = profiler or Profiler(pipeline.labels)
         if pipeline.measures_costs:
             self.profiler.measure_costs()
-        self.plan = Plan(pipeline, instrument or self.profiler.timed)
+        self._instrument = instrument or self.profiler.timed
+        self.plan = Plan(pipeline, self._instrument)
         cores = None if ray_workers is None else ray_workers.num_cores
         self.choice: WorkerChoice | None = None if parent is None else parent.choice
         if chooses_workers:
@@ -133,6 +134,12 @@ class Execution:
         )
         epoch.plan.errors = self.plan.errors
         return epoch
+
+    def with_changes(self, changes: str) -> "Execution":
+        """Returns the execution of the pipeline with weights set at run time. It has the workers and views of this."""
+        changed = self.of_epoch(self.pipeline.with_changes(changes), self._instrument)
+        changed.insight = self.insight
+        return changed
 
     def register(self, iterator: Measured) -> None:
         """Adds a new iterator to those that the views know, and that `close` closes."""

@@ -12,26 +12,35 @@ Guarantees:
 """
 
 import contextlib
+import dataclasses
 import functools
+import json
 import time
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from millstream.core.checks import as_integer
 from millstream.core.trace_annotations import WAIT, annotation
 from millstream.core.warn import log_warning
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.checkpointable import ResumableIterator
+from millstream.loader.checkpoints.fingerprint import Declared
+from millstream.loader.checkpoints.runs import Run
 from millstream.loader.checkpoints.state import (
     LoaderState,
     Stream,
     combined,
     count_outputs,
     epoch_of,
+    fingerprint_of_pipeline,
     state_at,
     stream_of,
 )
 from millstream.loader.execution import Execution
+from millstream.loader.lineage import Composition, RunLineage
 from millstream.loader.pipeline.calls import Blocks, Cursor, Outputs, Position
 from millstream.loader.pipeline.elements import Elements, FailedRecord, SourceEnded, seed_of
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -39,6 +48,7 @@ from millstream.loader.pipeline.steps import copies_of_held, writable_copies
 from millstream.loader.scheduling.executor import Executor, GivenUp
 from millstream.loader.threads.waiting import Watch, watch
 from millstream.loader.views import Insight, Inspectable, Measured
+from millstream.samplers.mixtures.mixture import MixtureSampler, Weights
 from millstream.sharding import ShardOptions
 from millstream.transforms import RandomMap
 
@@ -72,11 +82,17 @@ class RepeatedPasses:
 
 
 class Beginning(NamedTuple):
-    """The beginning of a stream. `passes` warns of repeated passes; it is None if they are intended."""
+    """The beginning of a stream.
+
+    Attributes:
+        passes: warns of repeated passes; None if they are intended.
+        declared: the description of source and operations, made at construction; None to describe them when needed.
+    """
 
     execution: Execution
     stream: Stream
     passes: RepeatedPasses | None = None
+    declared: Declared | None = None
 
 
 class Iterated(Protocol):
@@ -120,6 +136,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
 
     def __init__(self, data_loader: Iterated | Beginning, state: bytes | None = None) -> None:
         beginning = data_loader if isinstance(data_loader, Beginning) else data_loader._beginning()  # noqa: SLF001
+        self._beginning = beginning
         self._execution = execution = beginning.execution
         self._plan = execution.plan
         self._stream = beginning.stream
@@ -132,7 +149,9 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         self._left: set[Executor] = set()
         self._is_closed = False
         self._reason = "call iter(loader) for a new one"
+        # The number of batches of the stream before the position, those that were skipped included.
         self._step = 0
+        self._run = Run.beginning(self._plan.partition.global_block)
         # The step up to which the profiler has counted delivered batches.
         self._counted_step = 0
         # The position is `_start`, or that after output `_row - 1` of `_outputs` if any of these were delivered.
@@ -161,8 +180,8 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
 
     @property
     def step(self) -> int:
-        """The number of batches delivered since the beginning of the stream."""
-        return self._step
+        """The number of training steps: of batches delivered since the beginning of the stream, and not skipped."""
+        return self._step - self._run.last.offset
 
     @property
     def epoch(self) -> int | None:
@@ -179,8 +198,12 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         return self._plan.pipeline.shard
 
     def records_between(self, first: int, stop: int) -> int:
-        """Returns the number of records in the batches [first, stop) of a 1:1 pipeline; 0 for any other."""
-        return self._plan.shards[0].records_between(first, stop) if self._plan.one_to_one else 0
+        """Returns the number of records in the batches of the steps [first, stop) of a 1:1 pipeline; 0 for any other.
+
+        They are steps of the present segment of the run.
+        """
+        offset = self._run.last.offset
+        return self._plan.shards[0].records_between(first + offset, stop + offset) if self._plan.one_to_one else 0
 
     def rows_agree(self, step: int) -> bool | None:
         """Returns True if the batch after `step` others has as many rows on all shards; None if it is not known."""
@@ -188,7 +211,9 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         if agree is not False:
             return agree
         whole_blocks = self._plan.partition.whole_blocks
-        return step < whole_blocks if self._plan.one_to_one and whole_blocks is not None else None
+        return (
+            step + self._run.last.offset < whole_blocks if self._plan.one_to_one and whole_blocks is not None else None
+        )
 
     def texts_for_hosts(self, *, is_same_shard: bool) -> tuple[dict[str, str], dict[str, str]]:
         """Returns the texts of the stream, by path, that must be the same on all hosts, and those that should be.
@@ -211,8 +236,8 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         return {**{name: str(value) for name, value in numbers.items()}, **found.identity, **changes}, {**found.content}
 
     def batches_after(self, step: int) -> int:
-        """Returns the number of batches after the first `step` batches of the stream."""
-        return count_outputs(self._plan, "iterator") - step
+        """Returns the number of batches after `step` steps, in the present segment of the run."""
+        return count_outputs(self._plan, "iterator") - step - self._run.last.offset
 
     def __len__(self) -> int:
         """Returns the number of batches left, for `tqdm(iterator)`, also after resuming.
@@ -220,7 +245,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         Raises:
             TypeError: it is not known: the sampler is endless, or the pipeline is not 1:1.
         """
-        return self.batches_after(self._step)
+        return self.batches_after(self.step)
 
     def __next__(self) -> Any:
         """Returns the next batch.
@@ -265,7 +290,8 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         step = self._step
         before, self._counted_step = self._counted_step, step
         if self.consumer is None:
-            self._profiler.delivered(step - before, self.records_between(before, step))
+            own = self._plan.shards[0].records_between(before, step) if self._plan.one_to_one else 0
+            self._profiler.delivered(step - before, own)
 
     def __del__(self) -> None:
         # Without the names of any module, which may be gone at the end of the interpreter.
@@ -330,7 +356,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
             state: a result of `get_state`.
             allow: differences to accept: any of "operations", "sampler", "source", "global_batch", "on_error", and
                 "stream" of a chain, or paths within them, such as "operations[0].size". Another global batch must
-                divide the saved position.
+                divide the saved position, and begins a segment of the run: steps and lineage go on.
             strict: True to refuse the state if content has changed, too.
 
         Raises:
@@ -376,7 +402,8 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` batches.
 
-        It costs nothing for a 1:1 pipeline. For others, the batches in between are computed to count them.
+        It costs nothing for a 1:1 pipeline. For others, the batches in between are computed to count them. What was
+        skipped before that step stays so, and later segments of the run are forgotten.
 
         Args:
             step: 0 … the number of batches in the stream.
@@ -384,7 +411,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         Raises:
             IndexError: there are fewer batches.
             TypeError: the source is a stream that is read in order.
-            ValueError: the iterator is closed.
+            ValueError: the iterator is closed, or the step had another global batch.
 
         Examples:
             >>> with iter(millstream.load(range(100), batch_size=4)) as batches:
@@ -395,20 +422,181 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         self._check_open()
         if reason := self._plan.reads_in_order_only:
             raise TypeError(f"Cannot seek: {reason}")
-        step, last = as_integer(step, "step"), self._plan.shards[0].block_limit
+        step, run = as_integer(step, "step"), self._run.until(step)
+        last = self._plan.shards[0].block_limit - run.last.offset
         if step < 0 and not self._plan.one_to_one:
             raise IndexError(f"step must be at least 0, got {step}.")
         if self._plan.one_to_one and not 0 <= step <= last:
             what = (
                 "the number of batches"
-                if self._plan.shards[0].num_blocks == last
+                if self._plan.shards[0].num_blocks == last + run.last.offset
                 else "the last step with positions below 2**63"
             )
             raise IndexError(f"step must be between 0 and {last}, {what}, got {step}.")
+        if run.last.global_batch != self._plan.partition.global_block:
+            raise ValueError(
+                f"Step {step} had a global batch of {run.last.global_batch}, and this loader has one of "
+                f"{self._plan.partition.global_block}. Seek with a loader of that global batch, and resume here from "
+                "its state."
+            )
+        batch = step + run.last.offset
         if self._plan.one_to_one:
-            self.go((Cursor(step, (0,)),), step)
+            self._alone(functools.partial(self._move, (Cursor(batch, (0,)),), batch, run))
         else:
-            self._alone(functools.partial(self._seek_by_counting, step))
+            self._alone(functools.partial(self._seek_by_counting, batch, run))
+
+    def skip(self, count: int) -> None:
+        """Moves on by `count` batches that are not trained on, for instance those after which the loss has risen.
+
+        `step` stays: the next step takes a later batch. States have this, and `record_keys`, `steps_of` and
+        `composition` of the iterator count the batches that training has seen. Call it on all hosts, at the same step.
+
+        It costs nothing for a 1:1 pipeline. For others, the batches are computed to count them.
+
+        Args:
+            count: the number of batches, from 0 on.
+
+        Raises:
+            IndexError: fewer batches are left.
+            TypeError: the source is a stream that is read in order.
+            ValueError: the iterator is closed, or count is negative.
+
+        Examples:
+            >>> with iter(millstream.load(range(100), batch_size=4)) as batches:
+            ...     _ = next(batches)
+            ...     batches.skip(20)
+            ...     print(next(batches), batches.step, batches.record_keys(1))
+            [84 85 86 87] 2 [84 85 86 87]
+        """
+        self._check_open()
+        if reason := self._plan.reads_in_order_only:
+            raise TypeError(f"Cannot skip: {reason}")
+        self._alone(functools.partial(self._skip, as_integer(count, "count", minimum=0)))
+
+    def _skip(self, count: int) -> None:
+        step, size = self.step, self._plan.partition.global_block
+        batch = step + self._run.last.offset + count
+        run = self._run.moved(step, batch, size)
+        if not self._plan.one_to_one:
+            self._seek_by_counting(batch, run)
+            return
+        left = self._plan.shards[0].block_limit - batch
+        if left < 0:
+            raise IndexError(f"count must be at most {left + count}, the number of batches left, got {count}.")
+        self._move((Cursor(batch, (0,)),), batch, run)
+
+    def reweight(self, weights: Weights) -> None:
+        """Gives the mixture other weights from the next batch on, for instance by the losses of its corpora.
+
+        No component starts over, and workers stay. States have the weights, so a program that resumes need not know
+        them. Weights that the program has planned for later positions are dropped. Call it on all hosts, with the same
+        weights at the same step.
+
+        Args:
+            weights: as for `MixtureSampler.reweighted`.
+
+        Raises:
+            TypeError: the sampler is not a `MixtureSampler`, or a weight is not a number.
+            ValueError: the weights are not valid, the pipeline is not 1:1, or the iterator is closed or one of
+                `loader.epochs`.
+
+        Examples:
+            >>> loader = millstream.load({"a": [1, 2], "b": [7, 8]}, weights={"a": 1, "b": 1}, batch_size=4)
+            >>> with iter(loader) as batches:
+            ...     _ = next(batches)
+            ...     batches.reweight({"a": 3, "b": 1})
+            ...     print(next(batches))
+            [2 7 1 1]
+        """
+        self._check_open()
+        pipeline = self._execution.pipeline
+        if not isinstance(pipeline.sampler, MixtureSampler):
+            raise TypeError(f"reweight needs a loader with a MixtureSampler, got {type(pipeline.sampler).__name__}.")
+        if not self._plan.one_to_one:
+            raise ValueError(
+                f"reweight needs a 1:1 pipeline, in which the next batch has a position. The batches after "
+                f"{self._plan.deciding}, depend on the elements: build a loader with sampler.reweighted."
+            )
+        if pipeline.epoch is not None:
+            raise ValueError(
+                "reweight needs one iterator over all epochs, iter(loader), and this one ends with its epoch. Use "
+                "sampler.reweighted, whose positions are counted over all epochs."
+            )
+        self._alone(functools.partial(self._reweight, pipeline.sampler, weights))
+
+    def _reweight(self, sampler: MixtureSampler, weights: Weights) -> None:
+        position = self.position_in_plan()[0].block * self._plan.partition.global_block
+        changed = sampler.reweighted(position, weights)
+        if changed.changes == sampler.changes:
+            return
+        kept = tuple(change for change in self._run.changes if change[0] < position)
+        # The same weights as before begin no new period, and drop later ones.
+        now = next(own for start, own in reversed(changed.changes) if start <= position)
+        self._change((*kept, (position, now)))
+
+    def _change(self, changes: tuple[tuple[int, Any], ...]) -> None:
+        """Goes on with the weights of the loader and those that were set at run time."""
+        execution, stream = self._changed(changes)
+        self._settle()
+        self._execution, self._plan, self._stream = execution, execution.plan, stream
+        self._run = dataclasses.replace(self._run, changes=changes)
+        execution.insight.change_plan(self, execution.plan)
+
+    def _changed(self, changes: tuple[tuple[int, Any], ...]) -> tuple[Execution, Stream]:
+        """Returns the execution and the stream with weights that were set at run time."""
+        if changes == self._run.changes:
+            return self._execution, self._stream
+        beginning = self._beginning
+        base = beginning.execution
+        if not changes:
+            return base, beginning.stream
+        if not isinstance(base.pipeline.sampler, MixtureSampler):
+            raise CheckpointError(
+                f"The state has weights of a mixture that were set at run time, and the sampler here is a "
+                f"{type(base.pipeline.sampler).__name__}. Build the loader as it was when the state was saved."
+            )
+        execution = base.with_changes(json.dumps(changes))
+        return execution, stream_of(execution.plan, fingerprint_of_pipeline(execution.pipeline, beginning.declared))
+
+    @property
+    def lineage(self) -> RunLineage:
+        return RunLineage(self._execution.pipeline, self._plan, self._run)
+
+    def record_keys(self, step: int) -> NDArray[np.int64]:
+        """Returns the keys of the records of this shard's batch at a step of the run, as `DataLoader.record_keys`.
+
+        Steps are those of training: batches that were skipped are not counted, and steps before a change of the global
+        batch had that size.
+
+        Args:
+            step: the number of the step, from 0.
+        """
+        return self.lineage.record_keys(step)
+
+    def steps_of(self, keys: Any, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
+        """Returns the steps of the run whose global batches contain records, as `DataLoader.steps_of`.
+
+        Args:
+            keys: record keys, shape (m,).
+            start: the first step to include.
+            stop: the first step to exclude; None for the end of the order.
+        """
+        return self.lineage.steps_of(keys, start, stop)
+
+    def composition(self, start: int = 0, stop: int | None = None, *, lengths: Any = None) -> Composition:
+        """Returns the composition of the steps [start, stop) of the run, as `DataLoader.composition`.
+
+        Args:
+            start: the first step to include.
+            stop: the first step to exclude; None for the end of the order.
+            lengths: the number of tokens of each record, by record key; None if rows are packed, or tokens unknown.
+        """
+        return self.lineage.composition(start, stop, lengths=lengths)
+
+    def spans_before(self, step: int) -> list[tuple[int, int]]:
+        """Returns the positions of the batches before a step, as ranges."""
+        spans = [(span.segment.global_batch, span.start, span.stop) for span in self._run.spans(0, step)]
+        return [(size * start, size * stop) for size, start, stop in spans if stop is not None]
 
     def call_at_end(self, function: Callable[[], object]) -> None:
         """Calls a function when the stream has ended, and when the iterator is closed."""
@@ -428,7 +616,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
     def _close(self, deadline: float | None = None) -> None:
         self._is_closed = True
         self._end(deadline)
-        self._execution.stop_idle_workers()
+        self._beginning.execution.stop_idle_workers()
         if self._at_end is not None:
             self._at_end()
 
@@ -446,7 +634,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
     def __repr__(self) -> str:
         shard = self._plan.pipeline.shard
         return (
-            f"<DataLoaderIterator at step {self._step}, {self.lifecycle}, "
+            f"<DataLoaderIterator at step {self.step}, {self.lifecycle}, "
             f"shard {shard.shard_index} of {shard.shard_count}>"
         )
 
@@ -617,11 +805,18 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         """Moves to the position of a state that was read."""
         from millstream.loader.checkpoints import compatibility  # noqa: PLC0415  (lazy: only resuming needs it)
 
-        here = self.loader_state()._replace(stream=self._stream)
+        run = saved.run or Run.beginning(saved.stream.global_batch)
+        execution, stream = self._changed(run.changes)
+        here = self.loader_state()._replace(stream=stream)
         found = compatibility.resumption(saved, here, allow, strict=strict)
         position = tuple(Cursor(*cursor) for cursor in found.cursors)
-        shard = self._plan.shards[0]
-        self.go(position, min(position[0].block, shard.block_limit) if self._plan.one_to_one else saved.step)
+        step = saved.step + run.last.offset
+        if self._plan.one_to_one:
+            step = min(position[0].block, self._plan.shards[0].block_limit)
+        size = self._plan.partition.global_block
+        if run.last.global_batch != size:
+            run = run.moved(saved.step, step, size)
+        self._alone(functools.partial(self._adopt, position, step, run, execution, stream))
         if found.changes:
             compatibility.warn_of_changes(found.changes)
 
@@ -629,12 +824,21 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         """Moves to a position in the plan, which `step` outputs precede."""
         self._alone(functools.partial(self._move, position, step))
 
-    def _move(self, position: Position, step: int) -> None:
+    def _adopt(self, position: Position, step: int, run: Run, execution: Execution, stream: Stream) -> None:
         self._settle()
-        self._start, self._has_ended, self._passes = position, False, None
-        self._step = self._counted_step = step
+        if execution is not self._execution:
+            self._execution, self._plan, self._stream = execution, execution.plan, stream
+            execution.insight.change_plan(self, execution.plan)
+        self._move(position, step, run)
 
-    def _seek_by_counting(self, step: int) -> None:
+    def _move(self, position: Position, step: int, run: Run | None = None) -> None:
+        self._settle()
+        run = self._run if run is None else run
+        self._start, self._has_ended, self._passes = position, False, None
+        self._step, self._counted_step, self._run = step, step, run
+
+    def _seek_by_counting(self, step: int, run: Run) -> None:
+        """Moves on to a number of batches, or from the beginning, and adopts the run."""
         position, old_step = self.position_and_step()
         if step < self._step:
             self._move(self._plan.beginning, 0)
@@ -651,6 +855,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         except BaseException:
             self._move(position, old_step)
             raise
+        self._run = run
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -662,4 +867,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
 
     def loader_state(self) -> LoaderState:
         """Returns the state that `get_state` encodes."""
-        return state_at(*self.position_and_step(), self._plan, self._stream)
+        position, step = self.position_and_step()
+        run = self._run
+        state = state_at(position, step - run.last.offset, self._plan, self._stream)
+        return state if run.is_plain else state._replace(run=run)

@@ -5,13 +5,15 @@ The order is a function of the position, so nothing is read, and a loader that w
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.checks import as_integer
+from millstream.loader.checkpoints.runs import Run, Segment
 from millstream.loader.pipeline.elements import Origins
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan, keys_in_epochs
@@ -20,8 +22,10 @@ from millstream.samplers.base import checked_keys_at
 from millstream.samplers.epochs import whole_numbers
 from millstream.samplers.order import Occurrences, checked_keys, checked_stop
 from millstream.samplers.protocols import has_varying_batches, is_mixed, is_packed
+from millstream.sharding import NoSharding, ShardOptions
 from millstream.sources import ConcatenatedDataSource
 from millstream.sources.base import ChainOrigins
+from millstream.transforms import Batch
 
 Result = TypeVar("Result")
 
@@ -177,6 +181,89 @@ class Lineage:
         return _in_neutral_thread(functools.partial(composition_of, self._plan, start, stop, lengths))
 
 
+@final
+class _PlanLineage(Lineage):
+    """The lineage of a plan alone."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+
+@final
+class RunLineage:
+    """The lineage of a run, by its steps: through batches that were skipped, and other global batches.
+
+    Args:
+        pipeline: the pipeline of the loader.
+        plan: its plan.
+        run: the history of the run.
+    """
+
+    def __init__(self, pipeline: Pipeline, plan: Plan, run: Run) -> None:
+        self._pipeline, self._plan, self._run = pipeline, plan, run
+
+    def record_keys(self, step: int) -> NDArray[np.int64]:
+        segment = self._run.segment_at(as_integer(step, "step"))
+        shard_count = self._pipeline.shard.shard_count
+        if segment.global_batch % shard_count:
+            raise ValueError(
+                f"Step {step} had a global batch of {segment.global_batch}, which {shard_count} shards cannot share."
+            )
+        if step < 0 or step + segment.offset < 0:
+            raise IndexError(f"step must be at least 0, got {step}.")
+        return self._of(segment, self._pipeline).record_keys(step + segment.offset)
+
+    def steps_of(self, keys: Any, start: int, stop: int | None) -> NDArray[np.int64]:
+        wanted = checked_keys(keys)
+        found = []
+        start = as_integer(start, "start", minimum=0)
+        for segment, first, last in self._run.spans(start, None if stop is None else as_integer(stop, "stop", 0)):
+            table = self._of(segment, self._whole).steps_of(wanted, first, last)
+            rows, columns = np.nonzero(table >= 0)
+            found.append(Occurrences(rows, table[rows, columns] - segment.offset))
+        return Occurrences.concatenate(found).table(len(wanted))
+
+    def composition(self, start: int, stop: int | None, *, lengths: Any = None) -> "Composition":
+        start = as_integer(start, "start", minimum=0)
+        if stop is not None and start > as_integer(stop, "stop", minimum=0):
+            raise ValueError(f"start must be at most stop, which is {stop}, got {start}.")
+        found, ends = [], [(start, start)]
+        for segment, first, last in self._run.spans(start, stop):
+            composition = self._of(segment, self._whole).composition(first, last, lengths=lengths)
+            found.append(composition)
+            ends.append((composition.start - segment.offset, composition.stop - segment.offset))
+        if not found:
+            return self._of(self._run.last, self._whole).composition(0, 0, lengths=lengths)
+        return Composition.joined(ends[1][0], ends[-1][1], found)
+
+    @functools.cached_property
+    def _whole(self) -> Pipeline:
+        """The pipeline of all shards together."""
+        if self._pipeline.shard.shard_count == 1:
+            return self._pipeline
+        return _of_global_batch(self._pipeline, self._plan.partition.global_block, NoSharding())
+
+    def _of(self, segment: Segment, pipeline: Pipeline) -> Lineage:
+        if segment.global_batch == self._plan.partition.global_block:
+            return _PlanLineage(self._plan)
+        return _PlanLineage(Plan(_of_global_batch(pipeline, segment.global_batch, pipeline.shard)))
+
+
+def _of_global_batch(pipeline: Pipeline, global_batch: int, shard: ShardOptions) -> Pipeline:
+    """Returns a 1:1 pipeline with another global batch: the size of its last Batch is another one."""
+    numbers = [number for number, operation in enumerate(pipeline.operations) if isinstance(operation, Batch)]
+    sizes = [operation.batch_size for operation in pipeline.operations if isinstance(operation, Batch)]
+    size, rest = divmod(global_batch, shard.shard_count * math.prod(sizes[:-1]))
+    if not numbers or rest:
+        raise ValueError(
+            f"Steps of the run had a global batch of {global_batch}, and the operations of this loader batch "
+            f"{math.prod(sizes)} elements. Ask a loader that has the operations of that time."
+        )
+    operations = list(pipeline.operations)
+    operations[numbers[-1]] = dataclasses.replace(operations[numbers[-1]], batch_size=size)  # type: ignore[type-var]
+    return dataclasses.replace(pipeline, operations=tuple(operations), shard=shard)
+
+
 def _check_keys(plan: Plan, call: str) -> None:
     _check_one_to_one(plan, call)
     view = plan.pipeline.view
@@ -273,6 +360,29 @@ class Composition:
     start: int
     stop: int
     components: dict[Any, ComponentCount]
+
+    @classmethod
+    def joined(cls, start: int, stop: int, compositions: "Sequence[Composition]") -> Self:
+        """Returns the composition of the steps [start, stop), given those of consecutive steps."""
+        counts = {name: [each.components[name] for each in compositions] for name in compositions[0].components}
+        documents = {name: sum(count.documents for count in own) for name, own in counts.items()}
+        has_tokens = all(count.tokens is not None for own in counts.values() for count in own)
+        tokens = {name: sum(count.tokens or 0 for count in own) for name, own in counts.items()}
+        shared = tokens if has_tokens else documents
+        total = max(1, sum(shared.values()))
+        return cls(
+            start,
+            stop,
+            {
+                name: ComponentCount(
+                    documents[name],
+                    tokens[name] if has_tokens else None,
+                    None if None in (epochs := [count.epochs for count in own]) else sum(filter(None, epochs)),
+                    shared[name] / total,
+                )
+                for name, own in counts.items()
+            },
+        )
 
     def as_dict(self) -> dict[Any, dict[str, Any]]:
         """Returns a dict of `documents`, `tokens`, `epochs` and `share` by name of the component, for JSON."""

@@ -255,7 +255,7 @@ class Insight:
             errors=self._num_errors(),
             step=step,
             epoch=epoch,
-            components=self._counter.before(step),
+            components=self._counter.before(step, living[-1].spans_before(step) if living else None),
         )
         return measured, seconds
 
@@ -265,6 +265,13 @@ class Insight:
 
         self._epoch_counters[iterator] = ComponentCounter(plan, self._measured()[0].components)
         self.iterators[id(iterator)] = iterator
+
+    def change_plan(self, iterator: "Measured", plan: Plan) -> None:
+        """Counts the components of an iterator in the order of another plan from now on."""
+        from millstream.loader.reporting.snapshot import ComponentCounter  # noqa: PLC0415  (lazy, as above)
+
+        before = self._epoch_counters.get(iterator)
+        self._epoch_counters[iterator] = ComponentCounter(plan, () if before is None else before.earlier)
 
     def errors(self) -> "dict[int, str]":
         """Returns the latest failed records that were delivered: the error as text, by record key."""
@@ -466,6 +473,11 @@ class Measured:
         """Returns step and epoch as the trainer knows them."""
         shown: Any = self.consumer or self
         return shown.step, shown.epoch
+
+    def spans_before(self, step: int) -> list[tuple[int, int]] | None:
+        """Returns the positions of the batches before a step, as ranges; None for all positions before it."""
+        del step
+        return None
 
     def waits_for(self) -> float | None:
         """Returns the seconds that the trainer has been inside `next`; None if it is not."""

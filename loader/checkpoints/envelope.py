@@ -34,6 +34,8 @@ MAX_NUMBER = 1 << 63
 """The largest position, step or number to skip."""
 
 _FIELDS = frozenset({"crc32", "format", "kind", "position", "states", "step", "stream", "version"})
+_RUN = "run"
+"""The field of the history of a run, which a state has if there is any."""
 _HOLE = "{}"
 _DAMAGED = "its crc32 does not match, so it was damaged or edited"
 
@@ -106,21 +108,24 @@ class SavedState(NamedTuple):
         kind: `LOADER` or `CHAIN`.
         position: nested `SavedPosition`s, with a `UsersState` at the place of each user's state.
         stream: the description of the stream as JSON has it; None if only the parts of a chain are described.
+        run: the history of the run as JSON has it; None if there is none.
     """
 
     kind: str
     step: int
     position: Any
     stream: Any
+    run: Any = None
 
 
-def sealed_bytes(step: int, position: str, ending: bytes) -> bytes:
+def sealed_bytes(step: int, position: str, ending: bytes, run: str = "") -> bytes:
     """Returns the state of a loader, of whose stream `ending` is the result of `ending_of`.
 
-    `position` is JSON of numbers, which needs no escapes.
+    `position` is JSON of numbers, which needs no escapes, and `run` canonical JSON, or "" without a history.
     """
     # Sorted by key.
-    text = f'{{"format":"{FORMAT}","kind":"{LOADER}","position":"{position}","states":[],"step":{step}'.encode()
+    own = f',"{_RUN}":{run}' if run else ""
+    text = f'{{"format":"{FORMAT}","kind":"{LOADER}","position":"{position}"{own},"states":[],"step":{step}'.encode()
     return b'{"crc32":%d,%b%b' % (zlib.crc32(ending, zlib.crc32(text)), text[1:], ending)
 
 
@@ -203,7 +208,7 @@ def _content(fields: Any, kind: str, *, is_whole: bool = False) -> SavedState:
             f"The state has version {version}, and this millstream reads version {VERSION}: it was written by "
             f"{'an earlier' if version < VERSION else 'a newer'} one. {advice}"
         )
-    if wrong := sorted(map(str, fields.keys() ^ _FIELDS)):
+    if wrong := sorted(map(str, (fields.keys() ^ _FIELDS) - ({_RUN} if kind == LOADER else set()))):
         raise unreadable(f"the fields {', '.join(wrong):.80} are missing or unknown")
     crc = fields.pop("crc32")
     try:
@@ -217,7 +222,7 @@ def _content(fields: Any, kind: str, *, is_whole: bool = False) -> SavedState:
             f"The state is of a {fields['kind']!s:.20}, and this is the iterator of a {kind}. Pass a result of "
             "get_state() of the same pipeline."
         )
-    return SavedState(kind, _number(fields["step"], "step"), _position(fields), fields["stream"])
+    return SavedState(kind, _number(fields["step"], "step"), _position(fields), fields["stream"], fields.get(_RUN))
 
 
 def _position(fields: dict[str, Any]) -> Any:

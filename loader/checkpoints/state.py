@@ -17,6 +17,7 @@ from millstream.loader.checkpoints.envelope import (
     unreadable,
 )
 from millstream.loader.checkpoints.fingerprint import Declared, Fingerprint
+from millstream.loader.checkpoints.runs import Run
 from millstream.loader.pipeline.calls import Cursor, Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
@@ -137,16 +138,18 @@ class LoaderState(NamedTuple):
     Attributes:
         step: the number of batches that this shard has delivered.
         cursors: the positions of the logical shards that the shard runs, in their order; one in a 1:1 pipeline.
+        run: the history of the run; None if step k takes batch k.
     """
 
     step: int
     cursors: tuple[SavedCursor, ...]
     stream: Stream
+    run: Run | None = None
 
     def encode(self) -> bytes:
         # The stream is encoded once for all its states.
         position = f"[{','.join([cursor.text for cursor in self.cursors])}]"
-        return sealed_bytes(self.step, position, self.stream.ending)
+        return sealed_bytes(self.step, position, self.stream.ending, "" if self.run is None else self.run.text)
 
     @staticmethod
     def decode(raw: bytes | bytearray | memoryview, here: Stream | None = None) -> "LoaderState":
@@ -161,9 +164,10 @@ class LoaderState(NamedTuple):
             own = 1 if stream.one_to_one else stream.logical_shards // stream.shard_count
             if len(cursors) != own or len({len(cursor.skip) for cursor in cursors}) > 1:
                 raise ValueError(f"it must have the positions of {own} shards, got {len(cursors)}")  # noqa: TRY301
-        except (ValueError, TypeError) as error:
+            run = None if saved.run is None else Run.from_fields(saved.run)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise unreadable(str(error)) from error
-        return LoaderState(saved.step, cursors, stream)
+        return LoaderState(saved.step, cursors, stream, run)
 
 
 def stream_from(fields: Any) -> Stream:
@@ -216,7 +220,7 @@ def combined(states: Sequence[LoaderState]) -> LoaderState:
     furthest = max(ordered, key=lambda state: max(cursor.position for cursor in state.cursors)).stream
     # The logical shards of a 1:1 pipeline are its shards, and their number does not affect the following batches.
     alone = dataclasses.replace(furthest, shard_index=0, shard_count=1)
-    return LoaderState(first.step, cursors, first.stream if first.stream.one_to_one else alone)
+    return LoaderState(first.step, cursors, first.stream if first.stream.one_to_one else alone, first.run)
 
 
 def _check_together(ordered: Sequence[LoaderState]) -> None:
@@ -226,6 +230,11 @@ def _check_together(ordered: Sequence[LoaderState]) -> None:
             raise CheckpointError(
                 f"The states of shard 0 and of shard {index} are of different streams. Pass the states that were saved "
                 "together."
+            )
+        if state.run != first.run:
+            raise CheckpointError(
+                f"The states of shard 0 and of shard {index} are of runs that skipped other batches, or set other "
+                "weights. Call skip and reweight on all hosts, at the same steps."
             )
     is_one_to_one = first.stream.one_to_one
     positions = [(state.step, state.cursors if is_one_to_one else None) for state in ordered]

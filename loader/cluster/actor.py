@@ -21,6 +21,7 @@ from typing import Any, TypeAlias, final
 import numpy as np
 
 from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.pipeline import Variant
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.threads.options import affordable_threads
 from millstream.loader.threads.reader_threads import ReaderThreads
@@ -93,11 +94,11 @@ class PipelineActor:
         """Returns the process ID, and the error of unpickling the pipeline, if any."""
         return os.getpid(), self._failure
 
-    def make(self, message: tuple[int, int, int] | bytes, epoch: int | None) -> CallResult[Packed]:
-        """Computes the outputs of a call of an epoch, or of the complete order, as `CallRunner.make`."""
+    def make(self, message: tuple[int, int, int] | bytes, variant: Variant) -> CallResult[Packed]:
+        """Computes the outputs of a call of a variant of the pipeline, as `CallRunner.make`."""
         faulthandler.dump_traceback_later(self._stack_seconds, file=_STANDARD_ERROR)
         try:
-            return self._runner_of(epoch).make(message)
+            return self._runner_of(variant).make(message)
         finally:
             faulthandler.cancel_dump_traceback_later()
 

@@ -24,7 +24,7 @@ from typing import Any, final
 from millstream.errors import WorkerDiedError
 from millstream.loader.cluster.actor import Actor, Answer, CallFailed, Died, Event, PipelineActor, PipelineFailed
 from millstream.loader.cluster.options import RayWorkers, connect, is_our_connection
-from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.pipeline import Pipeline, Variant
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, buffer_budget, flight_budget
 from millstream.loader.transport.pipeline_file import pickle_pipelines
 from millstream.loader.workers.any_worker import first_free
@@ -119,9 +119,9 @@ class ActorPool:
     def is_usable(self) -> bool:
         return self.is_ours and not self._stopped and self._is_connected
 
-    def submit(self, actor: Actor, call: int, message: tuple[int, int, int] | bytes, epoch: int | None) -> None:
+    def submit(self, actor: Actor, call: int, message: tuple[int, int, int] | bytes, variant: Variant) -> None:
         actor.record_call(call)
-        self._awaited[actor.handle.make.remote(message, epoch)] = actor, call
+        self._awaited[actor.handle.make.remote(message, variant)] = actor, call
 
     def replace(self, actor: Actor) -> None:
         self._kill(actor)

@@ -65,7 +65,7 @@ class RayExecutor(WorkersExecutor[Actor]):
 
     def _submit(self, worker: Actor, number: int, call: Call) -> None:
         if (message := self._message_of(number, call)) is not None:
-            self._pool.submit(worker, number, message, self._plan.pipeline.epoch)
+            self._pool.submit(worker, number, message, self._plan.pipeline.variant)
 
     def _receive(self, seconds: float) -> None:
         for actor, event in self._pool.wait(seconds):

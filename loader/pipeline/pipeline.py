@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Self
 
@@ -48,6 +49,9 @@ MAX_LOGICAL_SHARDS = 4096
 
 Operations = Sequence[Transformation | Callable[[Any], Any]]
 
+Variant = int | str | None
+"""The number of an epoch alone, or the `changes` of weights; None for the complete order as it was built."""
+
 MAX_ERRORS = 1000
 """The default for the number of records that may fail. The error of the next one is raised."""
 
@@ -83,6 +87,8 @@ class Pipeline:
         tolerance: None if the first error is raised.
         measures_costs: True if the costs of each node are measured, wherever it runs.
         epoch: the number of the epoch that `of_epoch` returned; None for the complete order.
+        changes: the weights of a mixture that were set at run time, as JSON: pairs of a position and weights; "" for
+            none.
         worker_init_fn: called once in each worker process with its index and their number; None for nothing.
         num_local: the number of last operations that run in the consumer's process, in its thread or threads of their
             own, even if workers or threads run the operations before them.
@@ -98,6 +104,7 @@ class Pipeline:
     tolerance: Tolerance | None = None
     measures_costs: bool = False
     epoch: int | None = None
+    changes: str = ""
     worker_init_fn: Callable[[int, int], object] | None = None
     num_local: int = 0
     is_loaders: bool = False
@@ -149,6 +156,23 @@ class Pipeline:
         order = check_sampler(sampler, self.source)
         check_epochs(order, self.view, len(self.source), number)
         return dataclasses.replace(self, sampler=sampler, order=order, epoch=number)
+
+    def with_changes(self, changes: str) -> Self:
+        """Returns the pipeline with weights that were set at run time."""
+        sampler: Any = self.sampler
+        for position, weights in json.loads(changes):
+            sampler = sampler.reweighted(position, weights)
+        return dataclasses.replace(self, sampler=sampler, order=check_sampler(sampler, self.source), changes=changes)
+
+    @property
+    def variant(self) -> Variant:
+        """The difference to the pipeline that workers got at their start."""
+        return self.changes or self.epoch
+
+    def of_variant(self, variant: Variant) -> Self:
+        if variant is None:
+            return self
+        return self.with_changes(variant) if isinstance(variant, str) else self.of_epoch(variant)
 
     @functools.cached_property
     def view(self) -> LoaderView:

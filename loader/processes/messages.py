@@ -10,6 +10,7 @@ sent `Ended`.
 
 from typing import Any, NamedTuple, TypeAlias, get_args
 
+from millstream.loader.pipeline.pipeline import Variant
 from millstream.loader.transport.payload import Failure
 from millstream.loader.transport.pipeline_file import PipelineFile
 from millstream.loader.workers.process_settings import Trainer, Variables
@@ -78,7 +79,7 @@ class Task(NamedTuple):
     Attributes:
         released: chunks of the worker's arena that the parent no longer holds.
         request: the first block, the block after the last, and the logical shard; or a pickled `Group` or `Fed`.
-        epoch: the number of the epoch that is run alone; None for the complete order.
+        variant: the epoch that is run alone, or changes of weights; None for the complete order.
         num_reads: the maximum number of reads in flight, including this call's. With 1, no other call begins before
             this one has ended.
     """
@@ -87,7 +88,7 @@ class Task(NamedTuple):
     released: list[int]
     request: tuple[int, int, int] | bytes
     pipeline: int
-    epoch: int | None
+    variant: Variant
     num_reads: int
 
 

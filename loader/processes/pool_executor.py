@@ -86,9 +86,9 @@ class PoolExecutor(WorkersExecutor[Worker]):
             pipeline = self._own.pipeline if substream is None else substream.pipeline
             # A suspect runs alone, so that another death can be attributed to it.
             num_reads = 1 if self._assignments.is_suspect(number) else self._reads.number
-            epoch = self._plan.pipeline.epoch
+            variant = self._plan.pipeline.variant
             worker.record_call(number)
-            worker.channel.send(Task(number, worker.arena.take_released(), message, pipeline, epoch, num_reads))
+            worker.channel.send(Task(number, worker.arena.take_released(), message, pipeline, variant, num_reads))
 
     def _receive(self, seconds: float) -> None:
         self._pool.end_leaving()

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias, final
 
+from millstream.loader.pipeline.pipeline import Variant
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.messages import Load, Task, Unload
 from millstream.loader.workers.call_runner import AdvanceRead
@@ -36,7 +37,7 @@ class TaskQueue:
     def __init__(
         self,
         channel: Channel,
-        runner_of: Callable[[int, int | None], Any],
+        runner_of: Callable[[int, Variant], Any],
         record_begun: Callable[[int], None],
         load: Callable[[Load, int], None],
         unload: Callable[[int], None],
@@ -106,7 +107,7 @@ class TaskQueue:
                 return
             self._unread.popleft()
             self._record_begun(task.call)
-            runner = self._runner_of(task.pipeline, task.epoch)
+            runner = self._runner_of(task.pipeline, task.variant)
             self._reading.append((task, runner.read(task.request, self._wake_up)))
 
     def _wake_up(self) -> None:

@@ -27,7 +27,7 @@ from typing import TypeAlias, final
 
 from millstream.core.warn import log_warning
 from millstream.loader.pipeline.elements import Elements, Origins
-from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.pipeline import Pipeline, Variant
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.log_records import WorkerLog
 from millstream.loader.processes.messages import Fork, Imported, Load, PipelineFailed, Ready, Result
@@ -67,7 +67,7 @@ def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fo
     tasks = TaskQueue(channel, pipelines.runner, record_begun, pipelines.load, pipelines.unload)
     while (ready := tasks.next(pipelines.allocator.take_back)) is not None:
         task, reading = ready
-        runner = pipelines.runner(task.pipeline, task.epoch)
+        runner = pipelines.runner(task.pipeline, task.variant)
         log.send(Result(task.call, tuple(runner.make(task.request, reading))))
         # Memory of this call must be free before the next one is waited for.
         del task, ready, reading
@@ -125,7 +125,7 @@ class WorkerPipelines:
         self.allocator = Allocator(arena, fork.arena_bytes)
         self._readers = ReaderThreads(affordable_threads(fork.num_threads))
         self._pipelines: dict[int, Pipeline] = {}
-        self._runners: dict[int, Callable[[int | None], Runner]] = {}
+        self._runners: dict[int, Callable[[Variant], Runner]] = {}
         for number, pipeline in enumerate(pipelines):
             self._add(number, pipeline)
 
@@ -148,12 +148,12 @@ class WorkerPipelines:
         if pipeline is not None and not any(pipeline.source is other.source for other in self._pipelines.values()):
             close_source(pipeline)
 
-    def runner(self, number: int, epoch: int | None) -> Runner:
-        """Returns the call runner of a pipeline, or of one of its epochs alone."""
+    def runner(self, number: int, variant: Variant) -> Runner:
+        """Returns the call runner of a pipeline, or of a variant of it."""
         try:
-            return self._runners[number](epoch)
+            return self._runners[number](variant)
         except Exception as error:  # noqa: BLE001  (the sampler of an epoch is the user's)
-            return self._failing(PipelineNotRead(error, f"began epoch {epoch}"))
+            return self._failing(PipelineNotRead(error, f"began epoch {variant}"))
 
     def close(self) -> None:
         for number in list(self._pipelines):

@@ -20,7 +20,7 @@ from millstream.loader.pipeline.stages import split_stages
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.samplers.base import AdaptedSampler
 from millstream.samplers.epochs import EpochSampler
-from millstream.samplers.protocols import is_mixed
+from millstream.samplers.protocols import MixedSampler, is_mixed
 from millstream.sources.source_checks import batched_read_of, reads_one_by_one
 
 Bars: TypeAlias = tuple[tuple[str, Sequence[tuple[str, float]]], ...]
@@ -376,14 +376,21 @@ class ComponentCounter:
     def __init__(self, plan: Plan, earlier: tuple[ComponentSnapshot, ...] = ()) -> None:
         order, self._partition = plan.pipeline.order, plan.partition
         self._order = order if plan.one_to_one and is_mixed(order) else None
+        self.earlier = earlier
         self._earlier = {component.name: component for component in earlier}
         self._last: tuple[Sequence[int], Sequence[int | None]] = (), ()
 
-    def before(self, step: int) -> tuple[ComponentSnapshot, ...]:
-        """Returns the counts in the global batches before a step; () without a mixture. It is safe in any thread."""
+    def before(self, step: int, spans: Sequence[tuple[int, int]] | None = None) -> tuple[ComponentSnapshot, ...]:
+        """Returns the counts in the global batches before a step; () without a mixture. It is safe in any thread.
+
+        `spans` are the positions of these batches, as ranges; None for all positions before it.
+        """
         order, length = self._order, self._partition.length
         if order is None:
             return ()
+        if spans and (len(spans) > 1 or spans[0][0]):
+            return self._in_spans(order, spans)
+        step = step if spans is None else sum(stop for _, stop in spans) // self._partition.global_block
         position = step * self._partition.global_block
         drawn = order.drawn_before(position if length is None else min(position, length))
         begun, counted = self._last
@@ -394,6 +401,19 @@ class ComponentCounter:
             for sampler, own, start, stop in zip(order.samplers, counted, begun, drawn, strict=True)
         ]
         self._last = drawn, tokens
+        return tuple(map(self._with_earlier, map(str, order.names), drawn, tokens))
+
+    def _in_spans(self, order: MixedSampler, spans: Sequence[tuple[int, int]]) -> tuple[ComponentSnapshot, ...]:
+        limit = self._partition.length
+        bounds = [[bound if limit is None else min(bound, limit) for bound in span] for span in spans]
+        ranges = [list(zip(*map(order.drawn_before, span), strict=True)) for span in bounds]
+        drawn = [sum(stop - start for start, stop in own) for own in zip(*ranges, strict=True)]
+        tokens = [
+            sum(sampler.tokens_between(start, stop) for start, stop in own)
+            if hasattr(sampler, "tokens_between")
+            else None
+            for sampler, own in zip(order.samplers, zip(*ranges, strict=True), strict=True)
+        ]
         return tuple(map(self._with_earlier, map(str, order.names), drawn, tokens))
 
     def _with_earlier(self, name: str, records: int, tokens: int | None) -> ComponentSnapshot:

@@ -20,7 +20,7 @@ from millstream.core.columnar import Allocate
 from millstream.loader.measuring import HAND_OVER, Profiler
 from millstream.loader.pipeline.calls import Blocks
 from millstream.loader.pipeline.elements import Elements, FailedRecord, Location, describe_origin
-from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.pipeline import Pipeline, Variant
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.threaded_calls import SharedWork
@@ -165,16 +165,18 @@ def runner_of_epochs(
     readers: ReaderThreads,
     allocate: Allocate,
     pack: Callable[[Elements], Packed],
-) -> Callable[[int | None], CallRunner[Packed]]:
-    """Returns a function from an epoch, or None for the complete order, to its call runner. The latter exists already.
+) -> Callable[[Variant], CallRunner[Packed]]:
+    """Returns a function from an epoch or changes, or None for the complete order, to its call runner.
+
+    That of None exists already.
 
     `classes` have crossed by value with the pipeline. `pack` raises if outputs cannot be pickled.
     """
     profiler = Profiler(whole.labels, measures_costs=whole.measures_costs)
 
     @functools.lru_cache(maxsize=1 + MAX_EPOCHS)
-    def runner_of(epoch: int | None) -> CallRunner[Packed]:
-        plan = Plan(whole if epoch is None else whole.of_epoch(epoch), profiler.timed)
+    def runner_of(variant: Variant) -> CallRunner[Packed]:
+        plan = Plan(whole.of_variant(variant), profiler.timed)
         return CallRunner(plan, profiler, classes, readers, allocate, pack)
 
     runner_of(None)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import VERSION
 from millstream.loader.checkpoints.fingerprint import Fingerprint
+from millstream.loader.checkpoints.runs import Run, Segment
 from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream
 
 FINGERPRINT = Fingerprint(
@@ -60,7 +61,17 @@ def states(draw: st.DrawFn) -> LoaderState:
         length=draw(st.none() | numbers | st.integers(1 << 64, 1 << 90)),
         fingerprint=Fingerprint(draw(texts), draw(texts), "3.11"),
     )
-    return LoaderState(draw(numbers), tuple(draw(st.lists(cursor, min_size=count, max_size=count))), stream)
+    cursors = tuple(draw(st.lists(cursor, min_size=count, max_size=count)))
+    return LoaderState(draw(numbers), cursors, stream, draw(st.none() | runs()))
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    """Draws a history that is not plain."""
+    steps = [0, *sorted(draw(st.sets(st.integers(1, 1 << 62), max_size=3)))]
+    segments = tuple(Segment(step, draw(numbers), draw(st.integers(1, 1 << 30))) for step in steps)
+    weights = st.lists(st.integers(0, 9), min_size=1) | st.dictionaries(st.text(), st.integers(0, 9), min_size=1)
+    return Run(segments, tuple(draw(st.lists(st.tuples(numbers, weights), max_size=3))))
 
 
 def sealed(fields: dict[str, Any]) -> bytes:

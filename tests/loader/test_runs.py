@@ -1,0 +1,244 @@
+"""Runs that change: skipped batches, other global batches and weights at run time, in states and lineage, anywhere."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import millstream
+from millstream import Batch, CheckpointError, IndexSampler, MixtureSampler, ShardOptions
+from support.laws import INLINE, inline_loader
+from support.processes.worker_pools import pids_of
+
+SOURCES = {"a": list(range(30)), "b": list(range(100, 150))}
+
+
+def mixture(*changes: Any) -> MixtureSampler:
+    orders = {name: IndexSampler(len(source), shuffle=True, seed=ord(name)) for name, source in SOURCES.items()}
+    return MixtureSampler(orders, {"a": 1, "b": 1}, changes=changes)
+
+
+def loader(size: int = 4, index: int = 0, count: int = 1, sampler: Any = None, **options: Any) -> Any:
+    return inline_loader(
+        millstream.ConcatenatedDataSource(SOURCES),
+        mixture() if sampler is None else sampler,
+        Batch(size // count),
+        shard_options=ShardOptions(index, count),
+        **options,
+    )
+
+
+def place(batches: Any) -> Any:
+    return millstream.device_put(batches)
+
+
+def leave(batches: Any) -> Any:
+    return batches
+
+
+def values(batches: Any, count: int) -> list[list[int]]:
+    return [np.asarray(batch).tolist() for batch in itertools.islice(batches, count)]
+
+
+def keys_of(batch: Any) -> list[int]:
+    """Returns the record keys of the numbers in a batch."""
+    return [number - 70 if number >= 100 else number for number in np.asarray(batch).tolist()]
+
+
+@settings(max_examples=25)
+@given(
+    acts=st.lists(
+        st.tuples(st.sampled_from(["read", "read", "skip", "double", "halve", "save", "weigh"]), st.integers(0, 3)),
+        max_size=12,
+    )
+)
+def test_lineage_knows_what_a_run_has_read(acts: list[tuple[str, int]]) -> None:
+    """After any skips, changes of the batch, changed weights and resumes, steps lead to their records, and back."""
+    size, seen, weights = 4, list[list[int]](), 0
+    batches = iter(loader(size))
+    for act, number in acts:
+        if act == "read":
+            seen += [keys_of(batch) for batch in itertools.islice(batches, number)]
+        elif act == "skip":
+            batches.skip(number)
+        elif act == "weigh":
+            weights += 1
+            batches.reweight({"a": 1 + weights % 3, "b": 1 + number})
+        else:
+            new = size * 2 if act == "double" else size // 2 if act == "halve" else size
+            state, before = batches.get_state(), batches
+            position = int(state.split(b'"position":"[[')[1].split(b",")[0])
+            if not 1 <= new <= 16 or position % new:
+                continue
+            size, batches = new, iter(loader(new))
+            batches.set_state(state, allow={"global_batch"})
+            before.close()
+        assert batches.step == len(seen)
+    counts = dict.fromkeys(SOURCES, 0)
+    for step, keys in enumerate(seen):
+        assert batches.record_keys(step).tolist() == keys
+        for key in keys:
+            counts["a" if key < 30 else "b"] += 1
+    found = batches.steps_of(range(80), stop=len(seen))
+    expected = [sorted({step for step, keys in enumerate(seen) if key in keys}) for key in range(80)]
+    assert [[step for step in row if step >= 0] for row in found.tolist()] == expected
+    composition = batches.composition(stop=len(seen))
+    assert (composition.start, composition.stop) == (0, len(seen))
+    assert {name: count.documents for name, count in composition.components.items()} == counts
+    assert [batches.metrics()[f"loader/component_records/{name}"] for name in SOURCES] == list(counts.values())
+    following = batches.get_state()
+    again = iter(loader(size))
+    again.set_state(following)
+    assert (again.get_state(), again.step) == (following, len(seen))
+    assert values(again, 3) == values(batches, 3)
+    batches.close()
+    again.close()
+
+
+@pytest.mark.parametrize("wrap", [leave, place])
+@pytest.mark.parametrize("read_options", [INLINE, None])
+def test_skipped_batches_are_no_steps(wrap: Callable[[Any], Any], read_options: Any) -> None:
+    """The next step takes a later batch, also on a device, where batches are drawn in advance; states have it."""
+    whole = values(iter(loader()), 40)
+    with wrap(iter(loader(read_options=read_options))) as batches, wrap(iter(loader())) as resumed:
+        assert values(batches, 3) == whole[:3]
+        batches.skip(5)
+        assert batches.step == 3
+        assert values(batches, 2) == whole[8:10]
+        batches.skip(0)
+        batches.skip(4)
+        resumed.set_state(batches.get_state())
+        assert values(batches, 3) == values(resumed, 3) == whole[14:17]
+        assert batches.step == resumed.step == 8
+        assert batches.record_keys(3).tolist() == keys_of(whole[8])
+        # A seek goes to the batch that the step has taken, and what comes after that batch in the stream follows.
+        for step, taken in ((6, 15), (5, 14), (4, 9), (3, 8), (2, 2), (3, 3)):
+            batches.seek(step)
+            assert (batches.step, values(batches, 2)) == (step, whole[taken : taken + 2])
+
+
+def test_skips_of_elements_that_are_filtered_are_counted_by_computing_them() -> None:
+    """A pipeline that is not 1:1 computes what it skips, comes back on errors, and has the skips in its states."""
+    kept = millstream.Filter(lambda number: number % 3 > 0)
+
+    def iterator_of() -> Any:
+        order = IndexSampler(60, shuffle=True, seed=1, num_epochs=1)
+        return iter(inline_loader(range(60), order, kept, Batch(4)))
+
+    whole = values(iterator_of(), 99)
+    batches, resumed = iterator_of(), iterator_of()
+    assert values(batches, 2) == whole[:2]
+    batches.skip(3)
+    assert values(batches, 1) == whole[5:6]
+    with pytest.raises(IndexError, match="at most 10"):
+        batches.skip(9)
+    assert batches.step == 3
+    resumed.set_state(batches.get_state())
+    assert (resumed.step, values(resumed, 9)) == (3, whole[6:])
+    batches.seek(1)
+    assert values(batches, 2) == whole[1:3]
+    resumed.seek(2)
+    assert values(resumed, 2) == whole[5:7]
+
+
+def test_another_global_batch_begins_a_segment_on_any_number_of_hosts() -> None:
+    """Steps go on, each record comes once, and hosts of another number resume from all states."""
+    with iter(loader(4)) as one:
+        seen = [keys_of(batch) for batch in itertools.islice(one, 6)]
+        state = one.get_state()
+    hosts = [iter(loader(8, index, 2)) for index in range(2)]
+    for host in hosts:
+        host.set_state(state, allow={"global_batch"})
+        assert host.step == 6
+    seen += [[key for host in hosts for key in keys_of(next(host))] for _ in range(2)]
+    with iter(loader(8)) as last:
+        last.set_states([host.get_state() for host in hosts])
+        assert last.step == 8
+        assert [last.record_keys(step).tolist() for step in range(8)] == seen
+        with pytest.raises(ValueError, match="Step 3 had a global batch of 4, and this loader has one of 8"):
+            last.seek(3)
+        last.seek(6)
+        assert keys_of(next(last)) == seen[6]
+    assert [host.record_keys(6).tolist() for host in hosts] == [seen[6][:4], seen[6][4:]]
+    assert hosts[0].record_keys(2).tolist() == seen[2][:2]
+    flat = [key for keys in seen for key in keys]
+    assert len(set(flat)) == len(flat) == 40
+    hosts[0].skip(1)
+    states, last = [host.get_state() for host in hosts], iter(loader(8))
+    with pytest.raises(CheckpointError, match="runs that skipped other batches"):
+        last.set_states(states)
+
+
+@pytest.mark.parametrize("wrap", [leave, place])
+def test_weights_set_at_run_time_hold_from_the_next_batch_on(wrap: Callable[[Any], Any]) -> None:
+    """The batches are those of a program that had the change in its code, and a program without it resumes them."""
+    planned = values(iter(loader(sampler=mixture((12, {"a": 3, "b": 1}), (20, {"a": 0, "b": 1})))), 10)
+    with wrap(iter(loader(read_options=None))) as batches, wrap(iter(loader())) as resumed:
+        first = values(batches, 3)
+        batches.reweight({"a": 3, "b": 1})
+        first += values(batches, 2)
+        batches.reweight([0, 5])
+        state = batches.get_state()
+        resumed.set_state(state)
+        assert first + values(batches, 5) == planned
+        assert values(resumed, 5) == planned[5:]
+        # What the program knows already is the same stream, and a later state has its own weights.
+        batches.set_state(state)
+        assert values(batches, 5) == planned[5:]
+        batches.seek(1)
+        assert values(batches, 5) == planned[1:6]
+    with iter(loader(sampler=mixture((12, {"a": 3, "b": 1}), (20, {"a": 0, "b": 1})))) as coded:
+        coded.set_state(state)
+        assert values(coded, 5) == planned[5:]
+    with iter(inline_loader(range(80), IndexSampler(80), Batch(4))) as plain:
+        with pytest.raises(TypeError, match="reweight needs a loader with a MixtureSampler, got IndexSampler"):
+            plain.reweight([1, 2])
+        with pytest.raises(CheckpointError, match="weights of a mixture that were set at run time"):
+            plain.set_state(state)
+
+
+def test_workers_stay_when_weights_change() -> None:
+    """The processes are those from before, and the batches those without workers."""
+    with loader() as here, loader(worker_count=1, read_options=None) as there:
+        expected, batches = iter(here), iter(there)
+        assert values(batches, 3) == values(expected, 3)
+        before = pids_of(batches)
+        for weights in ({"a": 1, "b": 4}, {"a": 2, "b": 1}):
+            batches.reweight(weights)
+            expected.reweight(weights)
+            assert values(batches, 4) == values(expected, 4)
+        assert pids_of(batches) == before
+        assert len(before) == 1
+
+
+def test_what_cannot_change_at_run_time_is_refused() -> None:
+    """Epochs, filters, wrong weights and counts are errors, and leave the iterator where it was."""
+    with iter(loader()) as batches:
+        whole = values(batches, 2)
+        for wrong in ({"a": 1}, [1, -1], [0, 0]):
+            with pytest.raises(ValueError, match="weight"):
+                batches.reweight(wrong)
+        with pytest.raises(ValueError, match="count must be at least 0"):
+            batches.skip(-1)
+        batches.seek(0)
+        assert values(batches, 2) == whole
+    filtered = inline_loader(millstream.ConcatenatedDataSource(SOURCES), mixture(), millstream.Filter(bool), Batch(4))
+    with iter(filtered) as batches, pytest.raises(ValueError, match="needs a 1:1 pipeline"):
+        batches.reweight([1, 2])
+    finite = mixture().of_epoch(0)
+    for _, batches in loader(sampler=finite).epochs(1):
+        with pytest.raises(ValueError, match="one iterator over all epochs"):
+            batches.reweight([1, 2])
+        left = len(batches)
+        with pytest.raises(IndexError, match=f"count must be at most {left}"):
+            batches.skip(left + 1)
+        batches.skip(left)
+        assert (list(batches), len(batches), batches.step) == ([], 0, 0)
+    chain = millstream.MapDataset.range(8).to_iter_dataset().batch(2)
+    with millstream.device_put(iter(chain), jax.devices()[0]) as batches, pytest.raises(TypeError, match="has no skip"):
+        batches.skip(1)
