@@ -21,7 +21,7 @@ from millstream.loader.checkpoints.state import (
     stream_of,
 )
 from millstream.loader.execution import Execution
-from millstream.loader.iterator import Beginning, DataLoaderIterator, RepeatedPasses
+from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.lineage import Lineage
 from millstream.loader.measuring import ACTORS, DEBUGGED, LOADER, Profiler, Recorder
 from millstream.loader.pipeline.pipeline import (
@@ -33,6 +33,7 @@ from millstream.loader.pipeline.pipeline import (
     check_operations,
 )
 from millstream.loader.pipeline.stages import Instrument
+from millstream.loader.run_changes import Beginning, RepeatedPasses
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.views import Insight, Inspectable, visualized
 from millstream.samplers import Sampler

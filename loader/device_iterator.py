@@ -37,7 +37,7 @@ from millstream.loader.measuring import Profiler
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.threads.waiting import SLICE_SECONDS, TimedQueue, Wait
 from millstream.loader.views import Consumer, Insight, Inspectable
-from millstream.samplers.mixtures.mixture import Weights
+from millstream.samplers.mixtures.mixing import Weights
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

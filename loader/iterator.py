@@ -12,22 +12,15 @@ Guarantees:
 """
 
 import contextlib
-import dataclasses
 import functools
-import json
 import time
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Protocol, Self, final
 
 from millstream.core.checks import as_integer
 from millstream.core.trace_annotations import WAIT, annotation
-from millstream.core.warn import log_warning
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.checkpointable import ResumableIterator
-from millstream.loader.checkpoints.fingerprint import Declared
 from millstream.loader.checkpoints.runs import Run
 from millstream.loader.checkpoints.state import (
     LoaderState,
@@ -35,64 +28,21 @@ from millstream.loader.checkpoints.state import (
     combined,
     count_outputs,
     epoch_of,
-    fingerprint_of_pipeline,
     state_at,
     stream_of,
 )
 from millstream.loader.execution import Execution
-from millstream.loader.lineage import Composition, RunLineage
 from millstream.loader.pipeline.calls import Blocks, Cursor, Outputs, Position
-from millstream.loader.pipeline.elements import Elements, FailedRecord, SourceEnded, seed_of
-from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.elements import Elements, FailedRecord, SourceEnded
 from millstream.loader.pipeline.steps import copies_of_held, writable_copies
+from millstream.loader.run_changes import Beginning, RunningIterator
 from millstream.loader.scheduling.executor import Executor, GivenUp
 from millstream.loader.threads.waiting import Watch, watch
-from millstream.loader.views import Insight, Inspectable, Measured
-from millstream.samplers.mixtures.mixture import MixtureSampler, Weights
+from millstream.loader.views import Insight, Inspectable
 from millstream.sharding import ShardOptions
-from millstream.transforms import RandomMap
 
 if TYPE_CHECKING:
     from millstream.loader.scheduling.status import ExecutorStatus
-
-
-@final
-class RepeatedPasses:
-    """Detects that a loader which was read to its end is read from its beginning again."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        shuffles = seed_of(pipeline.order) is not None and getattr(pipeline.sampler, "shuffle", True)
-        draws = pipeline.view.differs_by_epoch
-        self._is_random = (
-            shuffles or draws or any(isinstance(operation, RandomMap) for operation in pipeline.operations)
-        )
-        self._has_ended = False
-
-    def begin(self) -> None:
-        if self._has_ended and self._is_random:
-            self._is_random = False
-            log_warning(
-                "this loader was read to its end, and is read from its beginning again, with the "
-                "same order and the same random draws. For new ones in each epoch, write: "
-                "for epoch, batches in loader.epochs(10): ..."
-            )
-
-    def end(self) -> None:
-        self._has_ended = True
-
-
-class Beginning(NamedTuple):
-    """The beginning of a stream.
-
-    Attributes:
-        passes: warns of repeated passes; None if they are intended.
-        declared: the description of source and operations, made at construction; None to describe them when needed.
-    """
-
-    execution: Execution
-    stream: Stream
-    passes: RepeatedPasses | None = None
-    declared: Declared | None = None
 
 
 class Iterated(Protocol):
@@ -102,7 +52,7 @@ class Iterated(Protocol):
 
 
 @final
-class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
+class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
     """Yields the batches of a `DataLoader`, and knows its position among them.
 
     `iter(loader)` returns it. Its position is just after the last batch delivered. Prefetched batches do not count,
@@ -445,159 +395,6 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         else:
             self._alone(functools.partial(self._seek_by_counting, batch, run))
 
-    def skip(self, count: int) -> None:
-        """Moves on by `count` batches that are not trained on, for instance those after which the loss has risen.
-
-        `step` stays: the next step takes a later batch. States have this, and `record_keys`, `steps_of` and
-        `composition` of the iterator count the batches that training has seen. Call it on all hosts, at the same step.
-
-        It costs nothing for a 1:1 pipeline. For others, the batches are computed to count them.
-
-        Args:
-            count: the number of batches, from 0 on.
-
-        Raises:
-            IndexError: fewer batches are left.
-            TypeError: the source is a stream that is read in order.
-            ValueError: the iterator is closed, or count is negative.
-
-        Examples:
-            >>> with iter(millstream.load(range(100), batch_size=4)) as batches:
-            ...     _ = next(batches)
-            ...     batches.skip(20)
-            ...     print(next(batches), batches.step, batches.record_keys(1))
-            [84 85 86 87] 2 [84 85 86 87]
-        """
-        self._check_open()
-        if reason := self._plan.reads_in_order_only:
-            raise TypeError(f"Cannot skip: {reason}")
-        self._alone(functools.partial(self._skip, as_integer(count, "count", minimum=0)))
-
-    def _skip(self, count: int) -> None:
-        step, size = self.step, self._plan.partition.global_block
-        batch = step + self._run.last.offset + count
-        run = self._run.moved(step, batch, size)
-        if not self._plan.one_to_one:
-            self._seek_by_counting(batch, run)
-            return
-        left = self._plan.shards[0].block_limit - batch
-        if left < 0:
-            raise IndexError(f"count must be at most {left + count}, the number of batches left, got {count}.")
-        self._move((Cursor(batch, (0,)),), batch, run)
-
-    def reweight(self, weights: Weights) -> None:
-        """Gives the mixture other weights from the next batch on, for instance by the losses of its corpora.
-
-        No component starts over, and workers stay. States have the weights, so a program that resumes need not know
-        them. Weights that the program has planned for later positions are dropped. Call it on all hosts, with the same
-        weights at the same step.
-
-        Args:
-            weights: as for `MixtureSampler.reweighted`.
-
-        Raises:
-            TypeError: the sampler is not a `MixtureSampler`, or a weight is not a number.
-            ValueError: the weights are not valid, the pipeline is not 1:1, or the iterator is closed or one of
-                `loader.epochs`.
-
-        Examples:
-            >>> loader = millstream.load({"a": [1, 2], "b": [7, 8]}, weights={"a": 1, "b": 1}, batch_size=4)
-            >>> with iter(loader) as batches:
-            ...     _ = next(batches)
-            ...     batches.reweight({"a": 3, "b": 1})
-            ...     print(next(batches))
-            [2 7 1 1]
-        """
-        self._check_open()
-        pipeline = self._execution.pipeline
-        if not isinstance(pipeline.sampler, MixtureSampler):
-            raise TypeError(f"reweight needs a loader with a MixtureSampler, got {type(pipeline.sampler).__name__}.")
-        if not self._plan.one_to_one:
-            raise ValueError(
-                f"reweight needs a 1:1 pipeline, in which the next batch has a position. The batches after "
-                f"{self._plan.deciding}, depend on the elements: build a loader with sampler.reweighted."
-            )
-        if pipeline.epoch is not None:
-            raise ValueError(
-                "reweight needs one iterator over all epochs, iter(loader), and this one ends with its epoch. Use "
-                "sampler.reweighted, whose positions are counted over all epochs."
-            )
-        self._alone(functools.partial(self._reweight, pipeline.sampler, weights))
-
-    def _reweight(self, sampler: MixtureSampler, weights: Weights) -> None:
-        position = self.position_in_plan()[0].block * self._plan.partition.global_block
-        changed = sampler.reweighted(position, weights)
-        if changed.changes == sampler.changes:
-            return
-        kept = tuple(change for change in self._run.changes if change[0] < position)
-        # The same weights as before begin no new period, and drop later ones.
-        now = next(own for start, own in reversed(changed.changes) if start <= position)
-        self._change((*kept, (position, now)))
-
-    def _change(self, changes: tuple[tuple[int, Any], ...]) -> None:
-        """Goes on with the weights of the loader and those that were set at run time."""
-        execution, stream = self._changed(changes)
-        self._settle()
-        self._execution, self._plan, self._stream = execution, execution.plan, stream
-        self._run = dataclasses.replace(self._run, changes=changes)
-        execution.insight.change_plan(self, execution.plan)
-
-    def _changed(self, changes: tuple[tuple[int, Any], ...]) -> tuple[Execution, Stream]:
-        """Returns the execution and the stream with weights that were set at run time."""
-        if changes == self._run.changes:
-            return self._execution, self._stream
-        beginning = self._beginning
-        base = beginning.execution
-        if not changes:
-            return base, beginning.stream
-        if not isinstance(base.pipeline.sampler, MixtureSampler):
-            raise CheckpointError(
-                f"The state has weights of a mixture that were set at run time, and the sampler here is a "
-                f"{type(base.pipeline.sampler).__name__}. Build the loader as it was when the state was saved."
-            )
-        execution = base.with_changes(json.dumps(changes))
-        return execution, stream_of(execution.plan, fingerprint_of_pipeline(execution.pipeline, beginning.declared))
-
-    @property
-    def lineage(self) -> RunLineage:
-        return RunLineage(self._execution.pipeline, self._plan, self._run)
-
-    def record_keys(self, step: int) -> NDArray[np.int64]:
-        """Returns the keys of the records of this shard's batch at a step of the run, as `DataLoader.record_keys`.
-
-        Steps are those of training: batches that were skipped are not counted, and steps before a change of the global
-        batch had that size.
-
-        Args:
-            step: the number of the step, from 0.
-        """
-        return self.lineage.record_keys(step)
-
-    def steps_of(self, keys: Any, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
-        """Returns the steps of the run whose global batches contain records, as `DataLoader.steps_of`.
-
-        Args:
-            keys: record keys, shape (m,).
-            start: the first step to include.
-            stop: the first step to exclude; None for the end of the order.
-        """
-        return self.lineage.steps_of(keys, start, stop)
-
-    def composition(self, start: int = 0, stop: int | None = None, *, lengths: Any = None) -> Composition:
-        """Returns the composition of the steps [start, stop) of the run, as `DataLoader.composition`.
-
-        Args:
-            start: the first step to include.
-            stop: the first step to exclude; None for the end of the order.
-            lengths: the number of tokens of each record, by record key; None if rows are packed, or tokens unknown.
-        """
-        return self.lineage.composition(start, stop, lengths=lengths)
-
-    def spans_before(self, step: int) -> list[tuple[int, int]]:
-        """Returns the positions of the batches before a step, as ranges."""
-        spans = [(span.segment.global_batch, span.start, span.stop) for span in self._run.spans(0, step)]
-        return [(size * start, size * stop) for size, start, stop in spans if stop is not None]
-
     def call_at_end(self, function: Callable[[], object]) -> None:
         """Calls a function when the stream has ended, and when the iterator is closed."""
         self._at_end = function
@@ -823,13 +620,6 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
     def go(self, position: Position, step: int) -> None:
         """Moves to a position in the plan, which `step` outputs precede."""
         self._alone(functools.partial(self._move, position, step))
-
-    def _adopt(self, position: Position, step: int, run: Run, execution: Execution, stream: Stream) -> None:
-        self._settle()
-        if execution is not self._execution:
-            self._execution, self._plan, self._stream = execution, execution.plan, stream
-            execution.insight.change_plan(self, execution.plan)
-        self._move(position, step, run)
 
     def _move(self, position: Position, step: int, run: Run | None = None) -> None:
         self._settle()
