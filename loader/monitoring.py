@@ -12,6 +12,7 @@ Guarantees:
       and then used by its descriptor, so replacing it later has no effect. A socket is called `PID.sock` from when it
       listens until the trainer ends. A socket that refuses a connection was left by a killed process, and whichever
       process finds it removes it.
+    * A client that disconnects ends no trainer, not even one that has given SIGPIPE its default.
     * A forked process has neither thread nor socket, and may start its own.
     * The threads only read: no user code runs in them, answers wait for nothing, and may be a moment old. The callbacks
       must be safe in any thread at any time. Pipelines are described by the thread that calls `serve`, and are held
@@ -25,6 +26,7 @@ import dataclasses
 import errno
 import functools
 import http.server
+import io
 import itertools
 import json
 import logging
@@ -47,6 +49,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, final
 
 from millstream.core.signals import is_from_signal_handler
+from millstream.loader.processes.channel import NO_SIGNAL
 from millstream.loader.processes.process_report import process_report
 from millstream.loader.reporting.advice import advice_of
 from millstream.loader.reporting.snapshot import LoaderSnapshot, mixture_texts, workers_text
@@ -153,7 +156,7 @@ class Server:
             answer = self._answer(request.decode(errors="replace").strip())
         except Exception as error:  # noqa: BLE001  (the state changes meanwhile, and names may be user code)
             answer = {"error": f"{type(error).__name__}: {error}"}
-        connection.sendall(json.dumps(answer).encode())
+        connection.sendall(json.dumps(answer).encode(), NO_SIGNAL)
 
     def _end(self) -> None:
         self._is_ending = True
@@ -413,9 +416,30 @@ class _IPv6Server(_Server):
     address_family = socket.AF_INET6
 
 
+@final
+class _Writer(io.BufferedIOBase):
+    """Sends to a client that may disconnect at any moment, which must not end a program that SIGPIPE would end."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__()
+        self._connection = connection
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with memoryview(data) as view:
+            self._connection.sendall(view, NO_SIGNAL)
+            return view.nbytes
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = REQUEST_SECONDS
     page_of_metrics: Callable[[], str]
+
+    def setup(self) -> None:
+        super().setup()
+        self.wfile = _Writer(self.connection)
 
     def do_GET(self) -> None:
         if self.path.partition("?")[0] != "/metrics":
@@ -506,7 +530,7 @@ def _answer_in(folder: int, pid: int, question: str) -> Any:
     with connection:
         if not is_of_own_user(connection):
             raise PermissionError(f"Process {pid} does not belong to this user, {os.geteuid()}.")
-        connection.sendall(f"{question}\n".encode())
+        connection.sendall(f"{question}\n".encode(), NO_SIGNAL)
         chunks = []
         while chunk := connection.recv(1 << 16):
             chunks.append(chunk)

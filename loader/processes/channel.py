@@ -33,7 +33,7 @@ _MAX_DESCRIPTORS = 8
 
 # Not the enum members, whose operators are slow.
 _DESCRIPTORS_LOST = int(socket.MSG_CTRUNC)
-_NO_SIGNAL = int(getattr(socket, "MSG_NOSIGNAL", 0))
+NO_SIGNAL = int(getattr(socket, "MSG_NOSIGNAL", 0))
 """A broken connection is an error, and not the end of a program that has given SIGPIPE its default."""
 
 
@@ -174,9 +174,9 @@ class Channel:
 def send_now(end: socket.socket, data: bytes | memoryview, descriptors: Sequence[int]) -> int:
     """Sends what a socket takes, with descriptors if there are any. Returns the number of bytes."""
     if not descriptors:
-        return end.send(data, _NO_SIGNAL)
+        return end.send(data, NO_SIGNAL)
     # Not `socket.send_fds`, which ignores flags.
-    return end.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))], _NO_SIGNAL)
+    return end.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))], NO_SIGNAL)
 
 
 def duplicate_all(descriptors: Iterable[int]) -> list[int]:

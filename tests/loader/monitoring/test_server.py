@@ -27,7 +27,7 @@ from millstream.loader.monitoring import (
 )
 from millstream.loader.processes import process_report
 from support.faults.user_faults import WAIT_SECONDS
-from support.processes.worker_pools import at_most
+from support.processes.worker_pools import at_most, python
 
 # Workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -62,6 +62,38 @@ def wait_for_end_of_server() -> None:
         if thread.name == "millstream-top":
             thread.join(WAIT_SECONDS)
             assert not thread.is_alive()
+
+
+DISCONNECTING = """
+import os, signal, socket, urllib.request
+import millstream
+from millstream.loader.monitoring import MetricsEndpoint, connected, folders, private_folder, query, socket_name
+
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+loader = millstream.load(range(40), batch_size=4)
+loader.serve_top()
+with private_folder(folders()[0]) as folder:
+    first, *clients = [connected(folder, socket_name(os.getpid())) for _ in range(4)]
+# They have disconnected before they are answered, because the first one has asked nothing yet.
+for client in clients:
+    client.sendall(b"snapshot\\n")
+    client.close()
+first.close()
+assert query(os.getpid(), "snapshot")["pipelines"]
+endpoint = MetricsEndpoint(lambda: "page", "127.0.0.1:0")
+first, *clients = [socket.create_connection(("127.0.0.1", endpoint.port)) for _ in range(4)]
+for client in clients:
+    client.sendall(b"GET /metrics HTTP/1.0\\r\\n\\r\\n")
+    client.close()
+first.close()
+with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics") as page:
+    print(page.read().decode())
+"""
+
+
+def test_clients_that_disconnect_do_not_end_a_program_that_sigpipe_would_end() -> None:
+    """A trainer that has given SIGPIPE its default trains on when clients of both servers go before the answer."""
+    assert python("-c", DISCONNECTING).stdout == "page\n"
 
 
 def test_a_snapshot_says_what_the_loader_says() -> None:
