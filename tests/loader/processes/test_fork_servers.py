@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import millstream
+from millstream.loader.processes import fork_servers
 from millstream.loader.processes.fork_servers import FORK_SERVERS, ForkServers, Launch
 from millstream.loader.processes.launch_context import launch_context
 from millstream.loader.processes.pool import Pool
@@ -296,3 +297,17 @@ assert worker_pools.batches(loader) == worker_pools.EXPECTED
 print("done")
 """
     assert python("-c", code).stdout == "done\n"
+
+
+@pytest.mark.parametrize("has_chains", [False, True])
+def test_workers_start_with_the_modules_of_chains_if_the_program_has_them(has_chains: bool) -> None:
+    """A worker need not import them again, and the fork server of a program without chains has none of them."""
+    code = f"""
+import sys
+import millstream
+{"millstream.MapDataset" if has_chains else ""}
+names = {fork_servers._CHAINS}
+asked = [lambda _: [name in sys.modules for name in names]]
+print(*next(iter(millstream.load([0], transformations=asked, worker_count=1, num_epochs=1))))
+"""
+    assert python("-c", code).stdout.split() == [str(has_chains)] * 2
