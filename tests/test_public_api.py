@@ -78,8 +78,9 @@ def test_the_older_names_are_the_same_objects() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     """A misspelt name of the façade is the usual error, and not an import."""
-    with pytest.raises(AttributeError, match="module 'millstream' has no attribute 'DataLoder'"):
+    with pytest.raises(AttributeError, match="module 'millstream' has no attribute 'DataLoder'") as caught:
         _ = millstream.DataLoder  # type: ignore[attr-defined]  # Type checkers know, too.
+    assert (caught.value.name, caught.value.obj) == ("DataLoder", millstream)  # for the suggestion in tracebacks
 
 
 @pytest.mark.parametrize("part", ["dataset", "experimental", "loader", "samplers", "sources", "transforms"])

@@ -22,7 +22,9 @@ def hooks(
     def get_late_name(name: str) -> object:
         if name not in modules:
             remedy = f". {remedies[name]}" if name in remedies else ""
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{remedy}")
+            missing = f"module {package!r} has no attribute {name!r}{remedy}"
+            # Given both, Python's traceback suggests a public name that is spelled alike.
+            raise AttributeError(missing, name=name, obj=sys.modules[package])
         value = getattr(import_module(modules[name]), name)
         setattr(sys.modules[package], name, value)
         return value
