@@ -33,8 +33,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 from array_record.python.array_record_module import ArrayRecordWriter
-from matplotlib.figure import Figure
-from sklearn.datasets import load_digits
 from tqdm import tqdm
 
 import millstream
@@ -48,6 +46,8 @@ REPORT = "step:"  # the beginning of a report: JAX prints lines too
 
 def write_digits(folder: Path) -> None:
     """Writes the digits as records of 64 pixels and a label, a byte each."""
+    from sklearn.datasets import load_digits  # noqa: PLC0415  (slow, and the runs do without)
+
     images, labels = load_digits(return_X_y=True)
     pairs = zip(images.astype(np.uint8), labels, strict=True)
     records = [bytes([*image, label]) for image, label in pairs]
@@ -264,6 +264,8 @@ def conclude(whole: Run, killed: Run, resumed: Run) -> None:
 
 def plot(path: Path, runs: dict[str, Run]) -> None:
     """Plots the losses, each run thinner than the one that it may cover."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  (the runs do not plot)
+
     figure = Figure(figsize=(8, 4), layout="constrained")
     panel = figure.subplots()
     styles = [("lightgray", 4.0), ("tab:red", 1.0), ("tab:blue", 0.5)]
