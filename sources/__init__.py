@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from millstream.sources.files.spans import SpanFormat
     from millstream.sources.formats.array_record import ArrayRecordDataSource
     from millstream.sources.formats.bagz import BagzDataSource
-    from millstream.sources.formats.csv_rows import CsvDataSource
     from millstream.sources.formats.hdf5 import Hdf5DataSource
     from millstream.sources.formats.hugging_face import HuggingFaceDataSource
-    from millstream.sources.formats.json_lines import JsonLinesDataSource
     from millstream.sources.formats.lance_rows import LanceDataSource
+    from millstream.sources.formats.lines import CsvDataSource, JsonLinesDataSource, TextLineDataSource
     from millstream.sources.formats.mds import MdsDataSource
     from millstream.sources.formats.parquet import ParquetDataSource
-    from millstream.sources.formats.text_lines import TextLineDataSource
     from millstream.sources.formats.tfds import TfdsDataSource
     from millstream.sources.formats.tfrecord import TFRecordDataSource
     from millstream.sources.formats.tokens import MegatronDataSource, TokenDataSource
@@ -38,7 +36,7 @@ else:
             "ArrayRecordDataSource": "millstream.sources.formats.array_record",
             "BagzDataSource": "millstream.sources.formats.bagz",
             "ConcatenatedDataSource": "millstream.sources.concatenated",
-            "CsvDataSource": "millstream.sources.formats.csv_rows",
+            "CsvDataSource": "millstream.sources.formats.lines",
             "FileCache": "millstream.sources.files.file_cache",
             "FileFormat": "millstream.sources.file_formats",
             "SpanFormat": "millstream.sources.files.spans",
@@ -46,13 +44,13 @@ else:
             "Hdf5DataSource": "millstream.sources.formats.hdf5",
             "HuggingFaceDataSource": "millstream.sources.formats.hugging_face",
             "ImageFolderDataSource": "millstream.sources.formats.whole_files",
-            "JsonLinesDataSource": "millstream.sources.formats.json_lines",
+            "JsonLinesDataSource": "millstream.sources.formats.lines",
             "LanceDataSource": "millstream.sources.formats.lance_rows",
             "MdsDataSource": "millstream.sources.formats.mds",
             "MegatronDataSource": "millstream.sources.formats.tokens",
             "ParquetDataSource": "millstream.sources.formats.parquet",
             "TFRecordDataSource": "millstream.sources.formats.tfrecord",
-            "TextLineDataSource": "millstream.sources.formats.text_lines",
+            "TextLineDataSource": "millstream.sources.formats.lines",
             "TfdsDataSource": "millstream.sources.formats.tfds",
             "TokenDataSource": "millstream.sources.formats.tokens",
             "WebDatasetDataSource": "millstream.sources.formats.webdataset",

@@ -269,9 +269,9 @@ _TABLE = (
     FileFormat("images", (), f"{_FORMATS}.whole_files:ImageFolderDataSource", _is_image_folder, folders=True),
     FileFormat("files", (*IMAGE_EXTENSIONS, *_MEDIA), f"{_FORMATS}.whole_files:FileDataSource"),
     FileFormat("megatron", (), f"{_FORMATS}.tokens:MegatronDataSource", _is_megatron),
-    FileFormat("csv", (".csv", ".tsv"), f"{_FORMATS}.csv_rows:CsvDataSource"),
-    FileFormat("jsonl", (".jsonl", ".ndjson"), f"{_FORMATS}.json_lines:JsonLinesDataSource", _is_json_lines),
-    FileFormat("text", (".txt", ".text"), f"{_FORMATS}.text_lines:TextLineDataSource", _is_text),
+    FileFormat("csv", (".csv", ".tsv"), f"{_FORMATS}.lines:CsvDataSource"),
+    FileFormat("jsonl", (".jsonl", ".ndjson"), f"{_FORMATS}.lines:JsonLinesDataSource", _is_json_lines),
+    FileFormat("text", (".txt", ".text"), f"{_FORMATS}.lines:TextLineDataSource", _is_text),
 )
 
 

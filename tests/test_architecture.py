@@ -69,7 +69,7 @@ IMPORTERS = {
     "datasets": {"millstream.sources.formats.hugging_face"},
     "h5py": {"millstream.sources.formats.hdf5"},
     "google_crc32c": {"millstream.sources.formats.tfrecord"},
-    "orjson": {"millstream.sources.formats.json_lines"},
+    "orjson": {"millstream.sources.formats.lines"},
     "pyarrow": {"millstream.sources.arrow.tables", "millstream.sources.formats.parquet"},
     "lmdb": {"millstream.tools.cached_source"},
     # An engine that is there, or is not.

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
 from millstream.sources import CsvDataSource, JsonLinesDataSource, TextLineDataSource
-from millstream.sources.files import lines as lines_of_text
 from millstream.sources.files import spans
-from millstream.sources.formats import json_lines
+from millstream.sources.formats import lines as line_formats
 from support.files.record_files import assert_records, every_record, records_of, write_alone
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=12).filter(
@@ -91,7 +90,7 @@ def test_any_values_are_read_in_any_order(
     path = write_alone(folder, "".join(texts).encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spans, "BLOCK_BYTES", block_bytes)
-        patch.setattr(lines_of_text, "_BLANK_READ_BYTES", 2)
+        patch.setattr(line_formats, "_BLANK_READ_BYTES", 2)
         with JsonLinesDataSource(path) as source:
             assert_records(source, [value for value, *_ in lines])
 
@@ -109,11 +108,11 @@ def test_values_are_the_same_without_orjson(tmp_path: Path, monkeypatch: pytest.
     with JsonLinesDataSource(path) as source:
         with_library = every_record(source)
     monkeypatch.setitem(sys.modules, "orjson", None)
-    json_lines._loads.cache_clear()
+    line_formats._loads.cache_clear()
     try:
         assert records_of(JsonLinesDataSource(path)) == with_library
     finally:
-        json_lines._loads.cache_clear()
+        line_formats._loads.cache_clear()
 
     big = [-(2**63) - 1, {"c": 2**64}, 0.1]
     assert with_library == [{"a": [1, 2.5, "é"]}, {"b": float("inf")}, "\ud800", 2**64 - 1, big]
