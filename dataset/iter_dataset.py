@@ -33,7 +33,7 @@ from millstream.dataset.iterators.dataset_iterator import DatasetIterator, count
 from millstream.dataset.iterators.iterable_iterator import checked_iterable
 from millstream.dataset.joins.limits import Cache, Skip, Take
 from millstream.dataset.joins.mixing import Mix
-from millstream.dataset.joins.turns import Interleave, Repeat
+from millstream.dataset.joins.turns import Repeat, Turns
 from millstream.dataset.joins.zipping import Zip
 from millstream.dataset.opening import first_element_of, opened
 from millstream.dataset.options import DatasetOptions, OptionArguments
@@ -250,12 +250,12 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         """
         number = as_integer(cycle_length, "cycle_length", minimum=1)
         if isinstance(datasets, grain_kinds.MapDataset):
-            return made(Interleave(steps_of([datasets]), datasets, number), datasets)
+            return made(Turns(steps_of([datasets]), datasets, number), datasets)
         if isinstance(datasets, str | bytes) or not isinstance(datasets, Sequence):
             raise TypeError(f"datasets must be a list or a MapDataset of datasets, got {type(datasets).__name__}.")
         streams = as_streams(datasets, "datasets")
         steps = steps_of(streams)
-        return made(Interleave(steps, steps, number), *streams)
+        return made(Turns(steps, steps, number), *streams)
 
     def concatenate(self, *datasets: "IterDataset[Out]") -> "IterDataset[T_co | Out]":
         """Returns the elements of this dataset, and then those of others.
@@ -651,7 +651,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
 def made(step: StreamStep, *parents: Any) -> IterDataset[Any]:
     """Returns a dataset of a step."""
-    dataset = IterDataset[Any]()
+    dataset: IterDataset[Any] = IterDataset.__new__(IterDataset)
     dataset._made_of(step, *parents)  # noqa: SLF001
     return dataset
 

@@ -15,8 +15,8 @@ from millstream.loader.checkpoints.envelope import SavedPosition, is_anything, i
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
-class Interleave(Join):
-    """One element of each of `cycle_length` streams, one after another.
+class Turns(Join):
+    """One element of each of `cycle_length` streams, one after another. With one, each stream follows the one before.
 
     Attributes:
         datasets: the streams as steps, or a `MapDataset` whose elements are datasets, the node of which is above.
@@ -27,7 +27,7 @@ class Interleave(Join):
     cycle_length: int
 
     def opened(self, open_below: OpenBelow) -> RecoveringIterator[Any]:
-        return _InterleaveIterator(self.datasets, min(self.cycle_length, len(self.datasets)), open_below)
+        return _TurnsIterator(self.datasets, min(self.cycle_length, len(self.datasets)), open_below)
 
     @property
     def text(self) -> str:
@@ -63,7 +63,7 @@ def _in_turn(columns: Sequence[list[Any]]) -> list[Any]:
 
 
 @final
-class _InterleaveIterator(RecoveringIterator[Any]):
+class _TurnsIterator(RecoveringIterator[Any]):
     """Draws from one slot after another.
 
     All slots read ahead concurrently. Once a dataset has ended, the next ones are opened before their turn, so that the
@@ -278,7 +278,10 @@ class _InterleaveIterator(RecoveringIterator[Any]):
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Repeat(Join):
-    """The elements of a stream several times, or endlessly if `num_epochs` is None."""
+    """The elements of a stream several times, or endlessly if `num_epochs` is None.
+
+    Turns of the same stream would open it again for each epoch, and lose its workers and the elements of a cache.
+    """
 
     num_epochs: int | None
 
