@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self, final
 
-from millstream.dataset.fixed_chain import FixedChain
-from millstream.dataset.iterators.running import WarmWorkers
+from millstream.dataset.iterators.running import FixedChain, WarmWorkers
 from millstream.dataset.stream_steps import NO_WORKERS, Read, StreamStep
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.shared_threads import joint_threads, min_buffer_bytes

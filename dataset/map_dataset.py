@@ -28,8 +28,7 @@ from millstream.dataset.arguments import (
 from millstream.dataset.chain_rendering import extent_of, html_of, sketch_of, text_of
 from millstream.dataset.iter_dataset import IterDataset, made
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.node_source import NodeSource, node_of
-from millstream.dataset.nodes.blocks import positions_within
+from millstream.dataset.node_source import NodeSource, node_of, positions_within
 from millstream.dataset.nodes.element_nodes import (
     Batched,
     Filtered,

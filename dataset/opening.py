@@ -11,12 +11,11 @@ from typing import Any
 from millstream import grain_kinds
 from millstream.dataset.chain import Chain, fixed_chain, joint_reading, share_workers, warm_workers_of
 from millstream.dataset.chain_rendering import check_no_stream, first_element
-from millstream.dataset.fixed_chain import FixedChain
 from millstream.dataset.iterators.chain_iterator import ReadIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
-from millstream.dataset.iterators.running import ALONE, Running, Shared
+from millstream.dataset.iterators.running import ALONE, FixedChain, Running, Shared
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.nodes.source_node import HANDED, copied_with
 from millstream.dataset.options import DatasetOptions

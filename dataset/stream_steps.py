@@ -11,11 +11,10 @@ from millstream.core.checks import as_options
 from millstream.core.descriptions import described, function_name
 from millstream.core.randomness import Purpose, derive_seed
 from millstream.dataset.arguments import count_random_maps, longest_count, nearest_seed, seed_for
-from millstream.dataset.fixed_chain import FixedChain
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator, description_of_stream, with_states
 from millstream.dataset.iterators.iterable_iterator import iterator_of_iterable
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
-from millstream.dataset.iterators.running import Running, Shared
+from millstream.dataset.iterators.running import FixedChain, Running, Shared
 from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.source_node import HANDED
 from millstream.dataset.options import DatasetOptions

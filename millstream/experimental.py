@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         _TFRecordDatasetIterator,
         _TFRecordReader,
     )
-    from millstream.dataset.grain_compat.prefetching import device_put
+    from millstream.dataset.grain_compat.streams import device_put
     from millstream.transforms import BOSHandling, FlatMapTransform, MapWithIndexTransform, PackAndBatchOperation
 
 __all__ = [
@@ -89,7 +89,7 @@ if not TYPE_CHECKING:
             "PackAndBatchOperation": "millstream.transforms",
             "_TFRecordDatasetIterator": "millstream.dataset.grain_compat.file_streams",
             "_TFRecordReader": "millstream.dataset.grain_compat.file_streams",
-            "device_put": "millstream.dataset.grain_compat.prefetching",
+            "device_put": "millstream.dataset.grain_compat.streams",
         },
         REMEDIES,
     )

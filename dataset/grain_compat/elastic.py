@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from millstream.core.checks import as_options
 from millstream.core.randomness import Purpose, derive_seed
-from millstream.dataset.fixed_chain import FixedChain, checked_maps
 from millstream.dataset.iterators.chain_positions import accepted, texts_of
 from millstream.dataset.iterators.engine_iterator import EngineIterator
+from millstream.dataset.iterators.running import FixedChain, checked_maps
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.lowering import InOrder, lower

@@ -9,10 +9,9 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, final
 
-from millstream.dataset.fixed_chain import FixedChain
 from millstream.dataset.iterators.chain_positions import check_resumable, fingerprint_number
 from millstream.dataset.iterators.engine_iterator import EngineIterator
-from millstream.dataset.iterators.running import Running
+from millstream.dataset.iterators.running import FixedChain, Running
 from millstream.dataset.nodes.element_nodes import Batched
 from millstream.loader.checkpoints.envelope import STRAIGHT, SavedPosition, is_list, unreadable, wrong_kind
 from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream, saved_cursor, stream_of

@@ -7,7 +7,6 @@ from typing import Any, final
 
 import numpy as np
 
-from millstream.dataset.fixed_chain import FixedChain
 from millstream.dataset.iterators.chain_positions import check_resumable, fingerprint_number
 from millstream.dataset.iterators.dataset_iterator import (
     DatasetIterator,
@@ -18,7 +17,7 @@ from millstream.dataset.iterators.dataset_iterator import (
 )
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.recovering_iterator import insights_below
-from millstream.dataset.iterators.running import Running
+from millstream.dataset.iterators.running import FixedChain, Running
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import (

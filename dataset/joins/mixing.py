@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.dataset.chain import Chain, fixed_chain, joint_reading
-from millstream.dataset.fixed_chain import FixedChain, checked_maps
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator, position_of
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
-from millstream.dataset.iterators.running import Running, Shared, WarmWorkers
+from millstream.dataset.iterators.running import FixedChain, Running, Shared, WarmWorkers, checked_maps
 from millstream.dataset.joins.drawn_mixture import ExhaustingIterator, MixedIterator
 from millstream.dataset.node_source import NodeSource
 from millstream.dataset.nodes.element_nodes import Batched, Mapped, MappedAtRandom, MappedWithIndex

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from millstream import IterDataset, MapDataset
 from millstream.dataset.chain import Chain
-from millstream.dataset.fixed_chain import FixedChain
 from millstream.dataset.iterators.chain_iterator import ReadIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
-from millstream.dataset.iterators.running import Running, Shared
+from millstream.dataset.iterators.running import FixedChain, Running, Shared
 from millstream.dataset.joins.mixing import Mix, MixtureIterator
 from millstream.dataset.opening import drawn as drawn_join
 from millstream.dataset.stream_steps import NO_THREADS, step_of

@@ -1,12 +1,23 @@
-"""Operations as datasets, under Grain's names: packers, window shuffles, rebatching, splitting."""
+"""Streams and datasets under Grain's names: joins, operations, prefetching, options, transfer to devices."""
 
-from collections.abc import Collection, Mapping
-from typing import Any, SupportsIndex, TypeVar
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, SupportsIndex, TypeVar, final
 
-from millstream.dataset.iter_dataset import IterDataset, as_stream
+from millstream.core.checks import as_flag, as_integer, as_integer_or_none
+from millstream.dataset.chain import Chain
+from millstream.dataset.iter_dataset import IterDataset, as_stream, as_streams, made
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.joins.limits import Cache, Take
+from millstream.dataset.joins.turns import Repeat
+from millstream.dataset.joins.zipping import Zip
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.node_source import node_of
-from millstream.dataset.stream_steps import Operate, step_of
+from millstream.dataset.options import DatasetOptions
+from millstream.dataset.stream_steps import Ahead, Leaf, OpenBelow, Operate, StreamStep, WithOptions, step_of, steps_of
+from millstream.loader.device_iterator import DeviceIterator
+from millstream.loader.device_placement import Placement
+from millstream.loader.threads.options import ReadOptions
 from millstream.transforms import FlatMap, Transformation
 from millstream.transforms.batching.rebatch import Rebatch
 from millstream.transforms.packing.best_fit import BestFitPack
@@ -14,6 +25,156 @@ from millstream.transforms.packing.bins import BinPack
 from millstream.transforms.packing.concat_then_split import BOSHandling, ConcatThenSplit
 from millstream.transforms.packing.first_fit import FirstFitPack
 from millstream.transforms.window_shuffle import WindowShuffle
+
+
+class LimitIterDataset(IterDataset[Any]):
+    """The first elements of a dataset.
+
+    Args:
+        parent: the dataset.
+        count: the maximum number of elements, at least 1.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+
+    Examples:
+        >>> list(millstream.experimental.LimitIterDataset(millstream.MapDataset.range(100), 3))
+        [0, 1, 2]
+    """
+
+    def __init__(self, parent: Any, count: SupportsIndex) -> None:
+        stream = as_stream(parent, "parent")
+        self._made_of(Take(steps_of([stream]), as_integer(count, "count", minimum=1)), stream)
+
+
+class RepeatIterDataset(IterDataset[Any]):
+    """The elements of a dataset several times: the same ones, with the same draws, each time.
+
+    Args:
+        parent: the dataset.
+        num_epochs: the number of times, at least 1; None for an endless stream.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+
+    Examples:
+        >>> list(millstream.experimental.RepeatIterDataset(millstream.MapDataset.source(["a", "b"]), num_epochs=2))
+        ['a', 'b', 'a', 'b']
+    """
+
+    def __init__(self, parent: Any, num_epochs: SupportsIndex | None = None) -> None:
+        stream = as_stream(parent, "parent")
+        self._made_of(Repeat(steps_of([stream]), as_integer_or_none(num_epochs, "num_epochs")), stream)
+
+
+class CacheIterDataset(IterDataset[Any]):
+    """The elements of a dataset, kept in memory once they have been drawn: for a `RepeatIterDataset` after it.
+
+    Where it is resumed in another process, the elements before are drawn once more.
+
+    Args:
+        parent: the dataset; all of its elements must fit into memory.
+
+    Raises:
+        TypeError: the parent is not a dataset. While reading, a CheckpointError if a state is beyond the end.
+
+    Examples:
+        >>> kept = millstream.experimental.CacheIterDataset(millstream.MapDataset.range(3).map(lambda x: x * 10))
+        >>> list(millstream.experimental.RepeatIterDataset(kept, num_epochs=2))
+        [0, 10, 20, 0, 10, 20]
+    """
+
+    def __init__(self, parent: Any) -> None:
+        stream = as_stream(parent, "parent")
+        self._made_of(Cache(steps_of([stream])), stream)
+
+
+class ZipIterDataset(IterDataset[tuple[Any, ...]]):
+    """Tuples of the elements that datasets yield at the same time.
+
+    Args:
+        parents: the datasets, at least one.
+        strict: True to raise an error if one ends before the others; False to end with the shortest.
+
+    Raises:
+        TypeError, ValueError: there are no datasets, or one is not a dataset. While reading, a ValueError if their
+            lengths differ.
+
+    Examples:
+        >>> numbers, letters = millstream.MapDataset.range(2), millstream.MapDataset.source(["a", "b", "c"])
+        >>> list(millstream.experimental.ZipIterDataset([numbers, letters], strict=False))
+        [(0, 'a'), (1, 'b')]
+    """
+
+    def __init__(self, parents: Sequence[Any], *, strict: bool = True) -> None:
+        if not parents:
+            raise ValueError("ZipIterDataset needs at least one dataset, got none.")
+        streams = as_streams(parents, "parents")
+        self._made_of(Zip(steps_of(streams), as_flag(strict, "strict")), *streams)
+
+
+class ZipMapDataset(MapDataset[tuple[Any, ...]]):
+    """Tuples of the elements that datasets have at the same position.
+
+    What is absent in a dataset is a None in the tuple.
+
+    Args:
+        parents: datasets of equal length, at least one.
+
+    Raises:
+        ValueError: there are none, or their lengths differ.
+
+    Examples:
+        >>> numbers, letters = millstream.MapDataset.range(2), millstream.MapDataset.source(["a", "b"])
+        >>> millstream.experimental.ZipMapDataset([numbers, letters])[1]
+        (1, 'b')
+    """
+
+    def __init__(self, parents: Sequence[MapDataset[Any]]) -> None:
+        super().__init__(parents)
+        if not parents:
+            raise ValueError("ZipMapDataset needs datasets of equal length, at least one, got none.")
+        first, *others = self.parents
+        self._node = node_of(first.zip(*others))
+
+
+class InterleaveIterDataset(IterDataset[Any]):
+    """One element of each of `cycle_length` datasets, one after another, in Grain's order.
+
+    With `[a, b, c]` and `cycle_length=2`, it draws from a, b, a, b, … Once one of them has ended, c replaces it from
+    its next turn on.
+
+    Args:
+        datasets: a list of datasets; or a `MapDataset` whose elements are datasets, such as one that maps names of
+            files to datasets. Each is read when its turn comes, so the MapDataset may be endless.
+        cycle_length: the number of datasets that are open at a time, at least 1.
+        num_make_iter_threads: accepted for compatibility with Grain, without effect, like the next two: one set of
+            threads reads all open datasets, up to the number that their own `ReadOptions` allow.
+        make_iter_buffer_size: see `num_make_iter_threads`.
+        iter_buffer_size: see `num_make_iter_threads`.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+
+    Examples:
+        >>> datasets = [millstream.MapDataset.source(list(text)) for text in ("aaa", "b", "cc")]
+        >>> list(millstream.experimental.InterleaveIterDataset(datasets, cycle_length=2))
+        ['a', 'b', 'a', 'a', 'c', 'c']
+    """
+
+    def __init__(
+        self,
+        datasets: Any,
+        *,
+        cycle_length: SupportsIndex,
+        num_make_iter_threads: int = 1,
+        make_iter_buffer_size: int = 1,
+        iter_buffer_size: int = 1,
+    ) -> None:
+        del num_make_iter_threads, make_iter_buffer_size, iter_buffer_size
+        stream = IterDataset.interleave(datasets, cycle_length)
+        self._made_of(stream._step, *stream.parents)  # noqa: SLF001  (of the base class)
+
 
 T = TypeVar("T")
 
@@ -306,3 +467,135 @@ class FlatMapMapDataset(MapDataset[Any]):
     def __init__(self, parent: MapDataset[Any], transform: FlatMap[Any, Any]) -> None:
         super().__init__(parent)
         self._node = node_of(parent.flat_map(transform))
+
+
+class ThreadPrefetchIterDataset(IterDataset[Any]):
+    """The same elements, prefetched by a thread.
+
+    A chain over a `MapDataset` prefetches by itself, as set by its `ReadOptions`, and is unchanged. After a stream
+    (a mixture, or a user-defined dataset), the operations run in the thread, and the stream itself in the thread of the
+    consumer. Directly after a combination, the thread serves those of its datasets that do not prefetch.
+
+    Args:
+        parent: the dataset.
+        prefetch_buffer_size: the maximum number of elements that are ready or in work, rounded up as in `ReadOptions`;
+            0 for no thread.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+
+    Examples:
+        >>> dataset = millstream.MapDataset.range(4).map(lambda x: x * 10)
+        >>> list(millstream.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=2))
+        [0, 10, 20, 30]
+    """
+
+    def __init__(self, parent: Any, *, prefetch_buffer_size: SupportsIndex) -> None:
+        size = as_integer(prefetch_buffer_size, "prefetch_buffer_size", minimum=0)
+        stream = as_stream(parent, "parent")
+        reading = ReadOptions(1, size) if size and not _works_ahead(step_of(stream)) else None
+        self._made_of(_ThreadAhead(steps_of([stream]), reading=reading, size=size), stream)
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ThreadAhead(Ahead):
+    """The same elements, prefetched by a thread unless the chain prefetches by itself."""
+
+    size: int = 0
+
+    @property
+    def text(self) -> str:
+        return f"ThreadPrefetchIterDataset(prefetch_buffer_size={self.size})"
+
+
+class WithOptionsIterDataset(IterDataset[Any]):
+    """The same elements, with options for the whole chain.
+
+    Args:
+        parent: the dataset.
+        options: the options.
+
+    Raises:
+        TypeError: an argument is of the wrong kind.
+
+    Examples:
+        >>> options = millstream.experimental.DatasetOptions(on_error="skip")
+        >>> list(millstream.experimental.WithOptionsIterDataset(millstream.MapDataset.range(3), options))
+        [0, 1, 2]
+    """
+
+    def __init__(self, parent: Any, options: DatasetOptions) -> None:
+        if not isinstance(options, DatasetOptions):
+            raise TypeError(f"options must be DatasetOptions, got {type(options).__name__}.")
+        stream = as_stream(parent, "parent")
+        self._made_of(WithOptions(steps_of([stream]), options), stream)
+
+
+def _works_ahead(step: StreamStep) -> bool:
+    """True if a stream prefetches by itself."""
+    chain = Chain.of(step)
+    if chain.num_local:
+        return chain.local_reading is not None
+    if chain.workers.num_workers or chain.reading:
+        return True
+    return chain.read is not None and chain.read.reading.reads_ahead
+
+
+def device_put(
+    ds: Any, device: Any, *, cpu_buffer_size: SupportsIndex = 4, device_buffer_size: SupportsIndex = 2
+) -> IterDataset[Any]:
+    """Returns the same elements as `jax.Array`s, which are transferred to the device in advance.
+
+    For the batches of a `DataLoader`, use `millstream.device_put(iter(loader))`.
+
+    Args:
+        ds: the dataset.
+        device: a `jax.Device` or a `jax.sharding.Sharding`; None for the default device. If the sharding spans
+            several processes, each transfers its part of the global batch.
+        cpu_buffer_size: the number of elements to prefetch if the dataset does not prefetch by itself, as in
+            `ThreadPrefetchIterDataset`.
+        device_buffer_size: the maximum number of elements that are transferred in advance.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+
+    Examples:
+        >>> import jax
+        >>> dataset = millstream.MapDataset.range(8).to_iter_dataset().batch(4)
+        >>> next(iter(millstream.experimental.device_put(dataset, jax.devices()[0])))
+        Array([0, 1, 2, 3], dtype=int32)
+    """
+    buffer_size = as_integer(cpu_buffer_size, "cpu_buffer_size", 0)
+    ahead = ThreadPrefetchIterDataset(as_stream(ds, "ds"), prefetch_buffer_size=buffer_size)
+    placed = _Placed(steps_of([ahead]), Placement(device), as_integer(device_buffer_size, "device_buffer_size", 0))
+    return made(placed, ahead)
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Placed(Leaf):
+    """The same elements on a device."""
+
+    placement: Placement
+    buffer_size: int
+    reads_in_threads = False
+
+    def opened(self, open_below: OpenBelow) -> DatasetIterator[Any]:
+        return _PlacedIterator(open_below(*self.above), self.placement, self.buffer_size)
+
+    @property
+    def text(self) -> str:
+        return f".device_put({self.placement!r})"
+
+
+@final
+class _PlacedIterator(DeviceIterator, DatasetIterator[Any]):  # type: ignore[override]  # The first has all members.
+    """A `DeviceIterator` that is an iterator of a dataset, too."""
+
+    _call_for_another = "iter(dataset)"
+    _owns_states = True
+
+    def __init__(self, parent: DatasetIterator[Any], placement: Placement, buffer_size: int) -> None:
+        super().__init__(parent, placement, max(1, buffer_size))
+        self._parents = (parent,)
