@@ -187,6 +187,8 @@ def as_workers(options: Any) -> MultiprocessingOptions:
     """Returns options of workers: as given, or for a number of them; one per core for None."""
     if has_fields(options, MultiprocessingOptions):
         return as_options(options, "options", MultiprocessingOptions)
+    if isinstance(options, str) and options == "auto":
+        return MultiprocessingOptions(chooses_workers=True)
     return MultiprocessingOptions(available_cores() if options is None else as_integer(options, "num_workers", 0))
 
 

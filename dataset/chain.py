@@ -44,7 +44,7 @@ class Chain:
                 if operations and ahead.is_boundary and not has_boundary:
                     num_local, local_reading, reading = len(operations), reading, None
                 has_boundary = has_boundary or ahead.is_boundary
-                workers = workers if workers.num_workers else ahead.workers
+                workers = workers if workers.num_workers or workers.chooses_workers else ahead.workers
                 reading = reading or ahead.reading
             (step,) = step.above
         return cls(step, tuple(reversed(operations)), workers, reading, num_local, local_reading)

@@ -294,7 +294,9 @@ class Ahead(StreamStep):
     def text(self) -> str:
         if self.reading is not None:
             return f".prefetch({self.reading})"
-        return f".mp_prefetch(num_workers={self.workers.num_workers})"
+        return ".mp_prefetch({})".format(
+            '"auto"' if self.workers.chooses_workers else f"num_workers={self.workers.num_workers}"
+        )
 
 
 class Join(Leaf):

@@ -199,12 +199,16 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             read_options = as_options(read_options, "read_options", ReadOptions)
         self._is_debugging = as_flag(debug, "debug")
         self._read_options = ReadOptions(num_threads=0) if self._is_debugging else read_options or ReadOptions()
-        self._chooses_workers = isinstance(worker_count, str) and not self._is_debugging
-        num_workers = self._checked_count(worker_count)
-        num_workers = 0 if self._is_debugging else num_workers
+        num_workers, chooses_workers = _checked_count(worker_count)
+        if self._is_debugging:
+            num_workers, chooses_workers = 0, False
         buffer_size = as_integer(worker_buffer_size, "worker_buffer_size", 1)
         self._workers = MultiprocessingOptions(
-            num_workers, buffer_size, stall_timeout=stall_timeout, worker_init_fn=worker_init_fn
+            num_workers,
+            buffer_size,
+            stall_timeout=stall_timeout,
+            worker_init_fn=worker_init_fn,
+            chooses_workers=chooses_workers,
         )
         self._records_timeline = as_flag(enable_profiling, "enable_profiling")
         self._ray_workers = workers
@@ -212,7 +216,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             from millstream.loader.cluster.options import RayWorkers  # noqa: PLC0415  (lazy: only clusters need it)
 
             check_kind(workers, "workers", RayWorkers)
-            if num_workers or self._chooses_workers:
+            if num_workers or chooses_workers:
                 raise ValueError(
                     f"worker_count must be 0 with workers={workers}, which uses actors instead of processes, got "
                     f"{worker_count}. Remove one of them."
@@ -223,17 +227,6 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         # Before any operation runs: an operation that counts its calls is described as it was built.
         self._declared = declared_by(self._pipeline)
         _ = self._stream
-
-    @staticmethod
-    def _checked_count(worker_count: int | str | None) -> int:
-        """Returns a number of workers; 0 if it is chosen at run time."""
-        if worker_count is None:
-            return available_cores()
-        if isinstance(worker_count, str):
-            if worker_count != "auto":
-                raise ValueError(f'worker_count must be a number, None or "auto", got {worker_count!r}.')
-            return 0
-        return as_integer(worker_count, "worker_count", 0)
 
     @property
     def data_source(self) -> DataSource[Any]:
@@ -461,7 +454,6 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             instrument=self._instrument(self._pipeline),
             ray_workers=self._ray_workers,
             front=DEBUGGED if self._is_debugging else ACTORS if self._ray_workers is not None else LOADER,
-            chooses_workers=self._chooses_workers,
         )
         self._plan = self._execution.plan
 
@@ -473,3 +465,12 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
 
         checks = DebugChecks(pipeline)
         return lambda label, function: timed(label, checks.watch(label, function))
+
+
+def _checked_count(worker_count: int | str | None) -> tuple[int, bool]:
+    """Returns a number of workers, and True if it is chosen at run time instead."""
+    if isinstance(worker_count, str):
+        if worker_count != "auto":
+            raise ValueError(f'worker_count must be a number, None or "auto", got {worker_count!r}.')
+        return 0, True
+    return (available_cores() if worker_count is None else as_integer(worker_count, "worker_count", 0)), False

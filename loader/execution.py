@@ -47,7 +47,6 @@ class Execution:
         threads: the threads of this process if they are shared with other pipelines; None for its own.
         local_reading: the threads that run local operations in advance; None to run them on demand.
         parent: the execution that this one is an epoch of, whose workers it uses; None for its own.
-        chooses_workers: True if the number of workers is chosen at run time, instead of that of the options.
 
     Attributes:
         insight: the views of the pipeline, which know its iterators.
@@ -70,7 +69,6 @@ class Execution:
         threads: "SharedThreads | None" = None,
         local_reading: ReadOptions | None = None,
         parent: "Execution | None" = None,
-        chooses_workers: bool = False,
     ) -> None:
         if config.py_debug_mode:
             pipeline = dataclasses.replace(pipeline, measures_costs=True)
@@ -103,8 +101,8 @@ class Execution:
         self.plan = Plan(pipeline, self._instrument)
         cores = None if ray_workers is None else ray_workers.num_cores
         self.choice: WorkerChoice | None = None if parent is None else parent.choice
-        if chooses_workers:
-            self.choice = _first_choice(self.plan, workers)
+        if parent is None and workers.chooses_workers and shared_workers is None:
+            self.choice = self._first_choice()
             # Workers are to compute the bytes that this process would.
             self._launch_context = launch_context(limits_threads=False)
         self.insight = Insight(
@@ -213,10 +211,10 @@ class Execution:
             # The iterators that the feed draws from may have begun work that an earlier leader was to dispatch.
             leads_again = self.pools is not None and self._shared_workers is not None and self._shared_workers.has_led
             self._feed.go_to(position[0].block, afresh=leads_again)
-        if self.choice is not None:
+        if self.choice is not None and not self.choice.is_final:
             return self._auto_executor(position, self.choice)
         common: dict[str, Any] = {"profiler": self.profiler, "feed": self._feed}
-        if self.pools is not None:
+        if self.workers.num_workers:
             common |= {"pools": self.pools, "options": self.workers}
             if self._ray_workers is not None:
                 from millstream.loader.cluster.ray_executor import RayExecutor  # noqa: PLC0415
@@ -233,6 +231,27 @@ class Execution:
                 self.plan, position, shared_workers=self._shared_workers, name=self._name, **common
             )
         return self._executor_here()(self.plan, position, feed=self._feed)
+
+    def _first_choice(self) -> WorkerChoice:
+        """Returns the choice of the number of workers, which is none if workers might compute other bytes."""
+        pipeline = self.pipeline
+        makes_batches = any(operation.makes_batches for operation in pipeline.operations)
+        choice = WorkerChoice(available_cores(), BATCH_SECONDS if makes_batches else ELEMENT_SECONDS)
+        reason = ""
+        if self.workers.worker_init_fn is not None:
+            reason = "worker_init_fn is not called in this process, which computes batches, too"
+        elif self.plan.source_is_stream:
+            reason = "the source may be a stream, which only one process can read"
+        elif self._feed is not None or self._threads is not None:
+            reason = "elements come from a combination of datasets, or from a stream"
+        elif pipeline.num_local:
+            reason = "operations follow mp_prefetch"
+        if reason:
+            reason = f"{reason}. Give a number of workers"
+            log_warning(f'"auto" chose no worker processes: {reason}.')
+        if reason or choice.limit == 1:
+            choice.stay(reason or "this process may use one core")
+        return choice
 
     def _auto_executor(self, position: Position, choice: WorkerChoice) -> Executor:
         from millstream.loader.workers.auto_executor import AutoExecutor  # noqa: PLC0415  (lazy, as above)
@@ -261,7 +280,7 @@ class Execution:
             if self.insight.is_closed or root.insight.is_closed:
                 # Another thread, which did not see them, closed the loader.
                 pools.close()
-        options = dataclasses.replace(self.workers, num_workers=choice.limit)
+        options = self.workers.of_number(choice.limit)
         return PoolExecutor(
             self.plan, position, profiler=self.profiler, pools=pools, options=options, schedule=schedule
         )
@@ -274,7 +293,7 @@ class Execution:
 
         pipelines: dict[Hashable, Pipeline] = {self._name: self.pipeline}
         check_places_agree(pipelines.values())
-        options = dataclasses.replace(self.workers, num_workers=choice.limit)
+        options = self.workers.of_number(choice.limit)
         reading, context = self.reading, self._launch_context
         return WarmPools(
             lambda settings: Pool(
@@ -298,19 +317,3 @@ class Execution:
             threads=self._threads,
             local_reading=self._local_reading,
         )
-
-
-def _first_choice(plan: Plan, workers: MultiprocessingOptions) -> WorkerChoice:
-    """Returns the choice of the number of workers. It is none forever if workers might compute other bytes."""
-    makes_batches = any(operation.makes_batches for operation in plan.pipeline.operations)
-    choice = WorkerChoice(available_cores(), BATCH_SECONDS if makes_batches else ELEMENT_SECONDS)
-    reason = ""
-    if workers.worker_init_fn is not None:
-        reason = "worker_init_fn is not called in this process, which computes batches, too. Give a number of workers"
-    elif plan.source_is_stream:
-        reason = "the source may be a stream, which only one process can read"
-    if reason:
-        log_warning(f'worker_count="auto" uses no worker processes: {reason}.')
-    if reason or choice.limit == 1:
-        choice.stay(reason or "this process may use one core")
-    return choice

@@ -101,9 +101,7 @@ class Insight:
         from millstream.loader.reporting.snapshot import Location  # noqa: PLC0415  (lazy, as above)
 
         choice = self._choice
-        workers = (
-            self._workers if choice is None else dataclasses.replace(self._workers, num_workers=choice.num_workers)
-        )
+        workers = self._workers if choice is None else self._workers.of_number(choice.num_workers)
         if (description := self._descriptions.get(workers.num_workers)) is None:
             from millstream.loader.reporting.snapshot import description_of  # noqa: PLC0415  (lazy: for views only)
 

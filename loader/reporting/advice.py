@@ -224,7 +224,7 @@ def _workers_remedy(snapshot: LoaderSnapshot) -> str:
 
 
 def _chosen_remedy(snapshot: LoaderSnapshot) -> str:
-    return f'make this stage cheaper, or move work to the device: worker_count="auto" chose {snapshot.choice}.'
+    return f'make this stage cheaper, or move work to the device: "auto" chose {snapshot.choice}.'
 
 
 def _full_machine_remedy(snapshot: LoaderSnapshot) -> str:

@@ -107,7 +107,7 @@ def _lines(snapshot: LoaderSnapshot, advice: Sequence[Advice]) -> Iterator[str]:
     yield from mixture_texts(snapshot)
     yield f"{workers_text(snapshot)}; {trainer_text(snapshot.measured)}"
     if snapshot.choice:
-        yield from textwrap.wrap(f'worker_count="auto" chose {snapshot.choice}', WIDTH, subsequent_indent="  ")
+        yield from textwrap.wrap(f'"auto" chose {snapshot.choice}', WIDTH, subsequent_indent="  ")
     yield ""
     yield from _table(snapshot)
     yield ""

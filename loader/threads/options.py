@@ -104,6 +104,8 @@ class MultiprocessingOptions:
         worker_init_fn: called once in each worker process, replacements of dead ones included, before it computes
             anything: `worker_init_fn(index, count)` with the worker's index, 0 … count - 1. It must be picklable. None
             for nothing.
+        chooses_workers: True to begin in this process, and to choose the number of workers at run time, instead of
+            `num_workers`: as `worker_count="auto"` of a `DataLoader`, and `mp_prefetch("auto")`.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
@@ -118,6 +120,7 @@ class MultiprocessingOptions:
     enable_profiling: bool = dataclasses.field(default=False, repr=False)
     stall_timeout: float = 600.0
     worker_init_fn: Callable[[int, int], object] | None = dataclasses.field(default=None, repr=False, kw_only=True)
+    chooses_workers: bool = dataclasses.field(default=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_workers", as_integer(self.num_workers, "num_workers", 0))
@@ -126,8 +129,17 @@ class MultiprocessingOptions:
         )
         object.__setattr__(self, "stall_timeout", as_seconds(self.stall_timeout, "stall_timeout"))
         object.__setattr__(self, "enable_profiling", as_flag(self.enable_profiling, "enable_profiling"))
+        object.__setattr__(self, "chooses_workers", as_flag(self.chooses_workers, "chooses_workers"))
+        if self.chooses_workers and self.num_workers:
+            raise ValueError(
+                f"num_workers must be 0 with chooses_workers=True, got {self.num_workers}. Remove one of them."
+            )
         if self.worker_init_fn is not None and not callable(self.worker_init_fn):
             raise TypeError(f"worker_init_fn must be a function of index and count, got {self.worker_init_fn!r}.")
+
+    def of_number(self, num_workers: int) -> "MultiprocessingOptions":
+        """Returns the same options with a number of workers."""
+        return dataclasses.replace(self, num_workers=num_workers, chooses_workers=False)
 
     @property
     def stall_limit(self) -> str:

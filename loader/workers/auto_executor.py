@@ -254,4 +254,4 @@ class AutoExecutor(Executor):
         """Ends the choice because workers cannot start or go on."""
         reason = " ".join(str(error).split()) or type(error).__name__
         self._choice.stay(reason)
-        log_warning(f'worker_count="auto" uses no worker processes: {reason}')
+        log_warning(f'"auto" chose no worker processes: {reason}')

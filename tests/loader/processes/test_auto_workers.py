@@ -1,5 +1,6 @@
 """Loaders with worker_count="auto": the stream of any other, from processes that come and go while it is read."""
 
+import contextlib
 import functools
 import os
 import random
@@ -52,6 +53,11 @@ def pids_of(iterator: millstream.DataLoaderIterator) -> set[int | None]:
     return set() if workers is None else {worker.pid for worker in workers._pool.workers}
 
 
+MANY: dict[str, Any] = {"data_source": range(1_600), "sampler": millstream.IndexSampler(1_600, num_epochs=1)}
+"""Arguments of a loader of so many batches that this process cannot have them all ready before it moves."""
+EXPECTED_MANY = [list(range(first, first + 4)) for first in range(0, 1_600, 4)]
+
+
 def is_trainer(_: Any) -> int:
     return int(os.getpid() == TRAINER)
 
@@ -63,14 +69,14 @@ def auto(*operations: Any, **options: Any) -> millstream.DataLoader:
 def test_no_process_starts_before_the_first_batch(choose: Callable[..., None]) -> None:
     """The first batches come from this process, whatever is chosen; the workers' come later."""
     choose(2)
-    with auto(is_trainer) as loader, iter(loader) as iterator:
+    with auto(is_trainer, **MANY) as loader, iter(loader) as iterator:
         first = next(iterator)
         assert (first == 1).all()
         assert not processes_below()
         rest = list(iterator)
 
     assert (rest[-1] == 0).all()
-    assert len(rest) + 1 == len(EXPECTED)
+    assert len(rest) + 1 == len(EXPECTED_MANY)
 
 
 def test_no_process_ever_starts_for_what_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,8 +114,7 @@ def test_workers_are_added_and_ended(choose: Callable[..., None]) -> None:
     choose(1, 1, 1, 3, 3, 3, *[1] * 9, 0)
     counts: list[int] = []
     seen: set[int | None] = set()
-    records = {"data_source": range(8_000), "sampler": millstream.IndexSampler(8_000, num_epochs=1)}
-    with auto(**records) as loader, iter(loader) as iterator:
+    with auto(**MANY) as loader, iter(loader) as iterator:
         for step, batch in enumerate(iterator):
             assert batch.tolist() == list(range(4 * step, 4 * step + 4))
             workers = executor_of(iterator)._workers
@@ -129,7 +134,7 @@ def test_epochs_keep_the_choice_and_the_workers(choose: Callable[..., None]) -> 
     """The second epoch begins with the workers of the first, which are warm."""
     choose(2)
     seen = []
-    with auto(is_trainer) as loader:
+    with auto(is_trainer, **MANY) as loader:
         for _, iterator in loader.epochs(2):
             first = next(iterator)
             for _ in iterator:
@@ -193,8 +198,8 @@ def test_workers_that_cannot_go_on_are_no_error(
         take(self, *arguments)
 
     monkeypatch.setattr(PoolExecutor, "_take_result", fail)
-    with auto() as loader:
-        assert batches(loader) == EXPECTED
+    with auto(**MANY) as loader:
+        assert batches(loader) == EXPECTED_MANY
         assert len(results) == 4
         assert loader._execution.choice is not None
         assert loader._execution.choice.is_final
@@ -214,9 +219,9 @@ def test_a_machine_without_processes_keeps_the_workers_that_it_has(
         resize(self, number)
 
     monkeypatch.setattr(Pool, "resize", refuse)
-    with auto() as loader:
-        assert batches(loader) == EXPECTED
-        assert "no process is left" in str(loader.summary())
+    with auto(**MANY) as loader:
+        assert batches(loader) == EXPECTED_MANY
+        assert "no process is left" in " ".join(str(loader.summary()).split())
 
 
 def first_arguments(index: int, count: int) -> None:
@@ -315,6 +320,48 @@ def test_another_thread_may_close_it_while_workers_start(choose: Callable[..., N
                 pass
             thread.join(LATE_SECONDS)
             assert not thread.is_alive()
+
+
+def chain_of(*, before: Any = (), after: Any = ()) -> Any:
+    """Returns a chain of the numbers of every such loader, with operations before and after `mp_prefetch`."""
+    dataset = millstream.MapDataset.range(48).seed(3).shuffle().to_iter_dataset(millstream.ReadOptions(2))
+    for operation in before:
+        dataset = dataset.map(operation)
+    dataset = dataset.batch(4).mp_prefetch("auto")
+    for operation in after:
+        dataset = dataset.map(operation)
+    return dataset
+
+
+def test_chains_choose_as_loaders_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mp_prefetch("auto") moves between this process and workers, and its batches and states are those of any other."""
+    expected = [batch.tolist() for batch in millstream.MapDataset.range(48).seed(3).shuffle().batch(4)]
+    move_at_random(monkeypatch, random.Random(5))
+    for _ in range(3):
+        with contextlib.closing(iter(chain_of())) as iterator:
+            assert [batch.tolist() for batch in iterator] == expected
+            iterator.seek(5)
+            assert next(iterator).tolist() == expected[5]
+    assert 'mp_prefetch("auto")' in repr(chain_of())
+
+
+@pytest.mark.parametrize(
+    ("dataset", "word"),
+    [
+        (chain_of(after=[lambda batch: batch + 1]), "follow mp_prefetch"),
+        (millstream.IterDataset.mix([chain_of(), chain_of()], [0.5, 0.5]).mp_prefetch("auto"), "combination"),
+    ],
+    ids=["operations after it", "a mixture"],
+)
+def test_chains_that_cannot_move_stay_here(
+    dataset: Any, word: str, choose: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Operations after it, and combinations of datasets, need a number of workers: the log says so."""
+    choose(2)
+    with contextlib.closing(iter(dataset)) as iterator:
+        for _ in iterator:
+            assert not processes_below()
+    assert word in caplog.text
 
 
 def test_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from millstream.loader.processes.pool_executor import PoolExecutor
+from millstream.loader.threads import executors
 from millstream.loader.workers import auto_executor
 from millstream.loader.workers.worker_choice import Window, WorkerChoice
 
@@ -17,6 +18,8 @@ def move_as(patch: pytest.MonkeyPatch, choose: Callable[[WorkerChoice, Window], 
         while not self.are_ready:
             self._receive(1.0)
 
+    # One batch a call: otherwise a short stream would be over before it can move.
+    patch.setattr(executors, "MAX_BATCHES_BYTES", 0)
     patch.setattr(auto_executor, "WINDOW_SECONDS", 0.0)
     patch.setattr(auto_executor, "MAX_WINDOW_SECONDS", 0.0)
     patch.setattr(auto_executor, "QUICK_SECONDS", 0.0)
