@@ -42,15 +42,22 @@ from millstream.samplers.mixtures.mixing import Weights
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DevicePosition:
-    """A position between two batches: its state, step and epoch."""
+    """A position between two batches: its state, which is sealed only if it is asked for, its step and its epoch."""
 
-    state: Any
+    unsealed: Any
     step: int | None
     epoch: int | None
 
     @classmethod
     def of(cls, iterator: Any) -> "DevicePosition":
-        return cls(iterator.get_state(), getattr(iterator, "step", None), getattr(iterator, "epoch", None))
+        unsealed = iterator._unsealed_state()  # noqa: SLF001  (of every Checkpointable)
+        return cls(unsealed, getattr(iterator, "step", None), getattr(iterator, "epoch", None))
+
+
+def return_to(iterator: Any, unsealed: Any) -> None:
+    """Moves an iterator to a position that it had, unless it is there."""
+    if iterator._unsealed_state() != unsealed:  # noqa: SLF001  (of every Checkpointable)
+        iterator._return_to(unsealed)  # noqa: SLF001
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,8 +127,7 @@ class DeviceStaging:
     def _next_on_device(self) -> Any:
         if not self._has_begun:
             # The previous staging may have drawn more than was delivered.
-            if self._iterator.get_state() != self._start:
-                self._iterator.set_state(self._start)
+            return_to(self._iterator, self._start)
             self._has_begun = True
         if self._agreement is None:
             return self._placement.put(next(self._iterator))
@@ -285,7 +291,7 @@ class DeviceIterator(Inspectable, ResumableIterator):
 
     def get_state(self) -> Any:
         """Returns the position, bytes or a dict as the iterator that it draws from. No thread is involved."""
-        return self._position.state
+        return self._iterator._sealed(self._position.unsealed)  # noqa: SLF001  (of every Checkpointable)
 
     def set_state(self, state: Any, *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position of a state, taken from any iterator over the same stream, on a device or not.
@@ -482,11 +488,10 @@ class DeviceIterator(Inspectable, ResumableIterator):
 
     def _go_on(self, name: str, *arguments: Any) -> None:
         """Calls a method of the iterator that moves it from the consumer's position."""
-        method, iterator, start = self._method(name), self._iterator, self._position.state
+        method, iterator, start = self._method(name), self._iterator, self._position.unsealed
 
         def move() -> None:
-            if iterator.get_state() != start:
-                iterator.set_state(start)
+            return_to(iterator, start)
             method(*arguments)
 
         self._go(move)
@@ -507,7 +512,9 @@ class DeviceIterator(Inspectable, ResumableIterator):
             self._end_staging()
 
     def _new_staging(self) -> DeviceStaging:
-        current = self._staging = DeviceStaging(self._iterator, self._placement, self._position.state, self._agreement)
+        current = self._staging = DeviceStaging(
+            self._iterator, self._placement, self._position.unsealed, self._agreement
+        )
         # A `close` in another thread either finds this staging, and ends the wait for it, or is detected here.
         self._check_open()
         return current

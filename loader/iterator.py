@@ -293,6 +293,17 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         """Returns the position as about a kilobyte of JSON, in microseconds. No thread or process is involved."""
         return self.loader_state().encode()
 
+    def _unsealed_state(self) -> LoaderState:
+        return self.loader_state()
+
+    def _sealed(self, unsealed: LoaderState) -> bytes:
+        return unsealed.encode()
+
+    def _return_to(self, unsealed: LoaderState) -> None:
+        self._check_open()
+        self._check_can_resume()
+        self.resume(unsealed)
+
     def set_state(self, state: bytes, *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position of a state.
 

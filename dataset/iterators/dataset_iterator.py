@@ -282,10 +282,20 @@ class SavingIterator(DatasetIterator[T_co]):
         raise NotImplementedError
 
     def get_state(self) -> dict[str, Any]:
+        return self._sealed(self._position_here())
+
+    def _unsealed_state(self) -> SavedPosition:
+        return self._position_here()
+
+    def _sealed(self, unsealed: SavedPosition) -> dict[str, Any]:
         stream = self._described
         if stream is None:
-            return sealed_dict(self._position_here(), None, _WITHOUT_STREAM)
-        return sealed_dict(self._position_here(), stream.fields, stream.ending)
+            return sealed_dict(unsealed, None, _WITHOUT_STREAM)
+        return sealed_dict(unsealed, stream.fields, stream.ending)
+
+    def _return_to(self, unsealed: SavedPosition) -> None:
+        self._check_open()
+        self._move_to(unsealed)
 
     def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position in a state of any iterator over the same chain, with any threads and workers.

@@ -55,6 +55,18 @@ class Checkpointable:
     def start_prefetch(self) -> None:
         raise NotImplementedError
 
+    def _unsealed_state(self) -> Any:
+        """Returns the position as a value that can be compared, and that `_sealed` turns into a state."""
+        return self.get_state()
+
+    def _sealed(self, unsealed: Any) -> Any:
+        """Returns the state of a result of `_unsealed_state`. Any thread may call it."""
+        return unsealed
+
+    def _return_to(self, unsealed: Any) -> None:
+        """Moves to a result of `_unsealed_state` of this iterator."""
+        self.set_state(unsealed)
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in a dict, `{"state": get_state()}`, as PyTorch's `Stateful` protocol wants it."""
         return {"state": self.get_state()}
