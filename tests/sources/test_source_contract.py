@@ -268,7 +268,7 @@ def test_words_are_short(source: Any) -> None:
         (TextLineDataSource, {"encoding": "klingon"}, ValueError, "name of a text encoding, got 'klingon'"),
         (TextLineDataSource, {"encoding": "hex"}, ValueError, "must be the name of a text encoding"),
         (TextLineDataSource, {"encoding": None}, TypeError, "must be a str"),
-        (TfdsDataSource, {"split": None}, TypeError, "split must be a str"),
+        (TfdsDataSource, {"split": 5}, TypeError, "split must be a str"),
     ],
 )
 def test_wrong_options_are_errors(kind: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:

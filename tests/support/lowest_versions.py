@@ -7,7 +7,20 @@ import re
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("all", "bagz", "hdf5", "huggingface", "json", "lance", "parquet", "remote", "tfrecord", "top", "zarr")
+EXTRAS = (
+    "all",
+    "bagz",
+    "cache",
+    "hdf5",
+    "huggingface",
+    "json",
+    "lance",
+    "parquet",
+    "remote",
+    "tfrecord",
+    "top",
+    "zarr",
+)
 """The extras of sources. Those for Ray, Keras and the examples would bring newer versions of the others."""
 
 NOT_LOWEST = ("ray", "simplejpeg")

@@ -353,7 +353,7 @@ def test_columns_and_files_that_do_not_belong_together_are_errors(tmp_path: Path
     """Other matches of a pattern, another dtype in another file, columns of different files, and no columns."""
     wrong: list[tuple[Any, type[Exception], str]] = [
         ({}, ValueError, "one column"),
-        (["a"], FileNotFoundError, "No HDF5 file"),
+        (["absent.h5"], FileNotFoundError, "No HDF5 file"),
     ]
     for columns, error, message in wrong:
         with pytest.raises(error, match=message):

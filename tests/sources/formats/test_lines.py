@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
@@ -84,6 +84,8 @@ def test_any_values_are_read_in_any_order(
     folder: Path, lines: list[tuple[Any, str, str, list[str]]], before: list[str], block_bytes: int, ascii_only: bool
 ) -> None:
     """Any values are read, with blanks around them, blank lines between, and whatever the last line ends with."""
+    # A file with nothing but an array of objects is refused.
+    assume(len(lines) > 1 or not isinstance(lines[0][0], list) or not isinstance((*lines[0][0], 0)[0], dict))
     texts = ["".join(before)]
     for value, blanks, end, after in lines:
         texts += [blanks, json.dumps(value, ensure_ascii=ascii_only), blanks, end, *after]
