@@ -35,7 +35,8 @@ kills: $(VENV)/.installed ## Kill a thousand workers while they work.
 
 clients: $(VENV)/.installed ## Run the tests of Keras that use Grain, with millstream in its place.
 	test -x build/clients/bin/python || $(PYTHON) -m venv build/clients
-	build/clients/bin/python -m pip install --quiet --disable-pip-version-check '.[keras]' tensorflow-cpu pytest
+	build/clients/bin/python -m pip install --quiet --disable-pip-version-check '.[keras]' tensorflow-cpu torch pytest \
+		--extra-index-url https://download.pytorch.org/whl/cpu
 	cd build/clients && KERAS_BACKEND=jax bin/python -P -m millstream.as_grain -m pytest -q -k grain \
 		$$(grep -rl --include='*_test.py' grain lib/python3.*/site-packages/keras/src)
 
