@@ -245,6 +245,10 @@ class WithOptions(StreamStep):
     options: DatasetOptions
 
     @property
+    def own_options(self) -> DatasetOptions:
+        return self.options
+
+    @property
     def text(self) -> str:
         given = [f"{name}={getattr(self.options, name)!r}" for name in self.options.given]
         return f".options({', '.join(given)})"
@@ -257,11 +261,12 @@ def options_of(step: Step, outer: DatasetOptions) -> DatasetOptions:
     """
     options = outer
     while True:
-        if isinstance(step, WithOptions):
-            options = options.merge(step.options)
-        if len(step.parents) != 1:
+        if step.own_options is not None:
+            options = options.merge(step.own_options)
+        parents = step.parents
+        if len(parents) != 1:
             return options
-        (step,) = step.parents
+        (step,) = parents
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

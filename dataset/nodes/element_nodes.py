@@ -24,6 +24,7 @@ from millstream.transforms.base import METHODS
 from millstream.transforms.batching.pad import pad
 from millstream.transforms.batching.stack import stack
 from millstream.transforms.function_checks import WholeCallError, children_of, results_of, valid_max_fan_out
+from millstream.transforms.of_chains import SeededRandomMap
 
 
 def collected(results: Iterable[Any], expected: int, positions: Positions, node: Node) -> list[Any]:
@@ -85,6 +86,9 @@ class ElementNode(UnaryNode):
             results[row] = result
         return results
 
+    def taken_from(self, positions: Positions) -> Sequence[tuple[Node, Positions]]:
+        return [(self.parent, positions)]
+
     @functools.cached_property
     def traced(self) -> tuple[Any, ...] | None:
         return self.parent.traced
@@ -124,6 +128,10 @@ class Mapped(ElementNode):
 
     operation: Map
 
+    @property
+    def loader_operation(self) -> Transformation:
+        return self.operation
+
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:
         del positions
         try:
@@ -137,7 +145,11 @@ class MappedWithIndex(ElementNode):
     """The results of a MapWithIndex. The index is the position, continued across epochs."""
 
     operation: MapWithIndex
-    differs_by_epoch = True
+    differs_by_epoch = sees_positions = True
+
+    @property
+    def loader_operation(self) -> Transformation:
+        return self.operation
 
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:
         return map(self.operation.map_with_index, positions.tolist(), values)
@@ -151,7 +163,11 @@ class MappedAtRandom(ElementNode):
     seed: int
     number: int
     """The number of random maps before it that draw from the same seed."""
-    differs_by_epoch = True
+    differs_by_epoch = sees_positions = True
+
+    @property
+    def loader_operation(self) -> Transformation:
+        return SeededRandomMap(self.operation, self.seed, self.number)
 
     @property
     def drawing_seed(self) -> int:  # type: ignore[override]  # a constant of each step

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.randomness import Purpose, derive_seed
-from millstream.dataset.nodes.node import ENDLESS, Positions, UnaryNode, Units, divided, divided_one, joined
+from millstream.dataset.nodes.node import ENDLESS, Node, Positions, UnaryNode, Units, divided, divided_one, joined
 from millstream.loader.checkpoints.description import Description
 from millstream.samplers.order import Occurrences, spread
 from millstream.samplers.permutation import permute, permute_one
@@ -48,6 +48,13 @@ class IndexNode(UnaryNode):
 
     def at(self, position: int) -> Any:
         return self.parent.at(self.parent_position(position))
+
+    @property
+    def order(self) -> tuple[Any, ...] | None:
+        return (self,)
+
+    def taken_from(self, positions: Positions) -> Sequence[tuple[Node, Positions]]:
+        return [(self.parent, self.parent_positions(positions))]
 
     @functools.cached_property
     def traced(self) -> tuple[Any, ...] | None:
@@ -344,6 +351,8 @@ class Taken(IndexNode):
 
     rows: Positions
     keeps_units = True
+    # They stay with the dataset, as saved states name them.
+    order = None
 
     @functools.cached_property
     def length(self) -> int:
@@ -391,6 +400,8 @@ class Seed(IndexNode):
 
     seed: int
     keeps_units = True
+
+    order = ()
 
     @property
     def given_seed(self) -> int:  # type: ignore[override]  # a constant of each step

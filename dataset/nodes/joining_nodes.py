@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.warn import log_warning
-from millstream.dataset.nodes.element_nodes import ElementNode
-from millstream.dataset.nodes.index_nodes import IndexNode, selected_identity
+from millstream.dataset.nodes.index_nodes import selected_identity
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions, Units, divided
 from millstream.dataset.nodes.source_node import Source
 from millstream.loader.checkpoints.description import Description
@@ -66,6 +65,9 @@ class JoiningNode(Node):
         for parent, rows, own in self._split(positions):
             keys[rows] = parent.record_keys(own, starts)
         return keys
+
+    def taken_from(self, positions: Positions) -> Sequence[tuple[Node, Positions]]:
+        return [(parent, own) for parent, _, own in self._split(positions)]
 
     @functools.cached_property
     def traced(self) -> tuple[Any, ...] | None:
@@ -378,6 +380,9 @@ class Zipped(Node):
         """Returns those of the first parent that has units, because all are read at the same positions."""
         return next(parent.units() for parent in self.above if parent.window_units is not None)
 
+    def taken_from(self, positions: Positions) -> Sequence[tuple[Node, Positions]]:
+        return [(parent, positions) for parent in self.above]
+
     def locate(self, positions: Positions) -> Any:
         return [parent.locate(positions) for parent in self.above]
 
@@ -421,12 +426,5 @@ def _out_of_proportion(node: Node, positions: Positions) -> tuple[Mixed, list[in
             return node, counts.tolist()
     if not node.is_mixed:
         return None
-    if isinstance(node, JoiningNode):
-        below = [(parent, own) for parent, _, own in node._split(positions)]  # noqa: SLF001  (of the class above)
-    elif isinstance(node, IndexNode):
-        below = [(node.parent, node.parent_positions(positions))]
-    elif isinstance(node, ElementNode | Zipped):
-        below = [(parent, positions) for parent in node.parents]
-    else:
-        below = []
+    below = node.taken_from(positions)
     return next((found for pair in below if (found := _out_of_proportion(*pair)) is not None), None)

@@ -10,14 +10,13 @@ from typing import Any, ClassVar, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.dataset.nodes.element_nodes import ElementNode, Mapped, MappedAtRandom, MappedWithIndex
-from millstream.dataset.nodes.index_nodes import IndexNode, Seed, Taken
+from millstream.dataset.nodes.element_nodes import ElementNode
+from millstream.dataset.nodes.index_nodes import IndexNode
 from millstream.dataset.nodes.node import ENDLESS, Node, divided
 from millstream.dataset.nodes.source_node import Source
 from millstream.record import RecordMetadata
 from millstream.samplers.order import positions_between
 from millstream.transforms import Transformation
-from millstream.transforms.of_chains import SeededRandomMap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,13 +98,11 @@ def lower(dataset: Any, node: Node) -> Lowered:
     nodes: list[IndexNode] = []
     below = node
     while not isinstance(below, Source):
-        if isinstance(below, Mapped) or (isinstance(below, MappedWithIndex) and not nodes):
-            operations.append(below.operation)
-        elif isinstance(below, MappedAtRandom) and not nodes:
-            operations.append(SeededRandomMap(below.operation, below.seed, below.number))
-        elif isinstance(below, IndexNode) and not isinstance(below, Taken):
-            if not isinstance(below, Seed):
-                nodes.append(below)
+        operation = below.loader_operation
+        if operation is not None and not (nodes and below.sees_positions):
+            operations.append(operation)
+        elif below.order is not None:
+            nodes += below.order
         else:
             return Lowered(dataset, order_of(node), ())
         below = below.parents[0]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from millstream.dataset.step import Step
 from millstream.loader.checkpoints.description import Description, identity_of
 from millstream.samplers.order import Occurrences
+from millstream.transforms import Transformation
 
 Positions: TypeAlias = NDArray[np.int64]
 """Positions of one dataset, continued across epochs, shape (n,)."""
@@ -132,6 +133,24 @@ class Node(Step):
         `starts` has the first record key of each source, by its `id`.
         """
         raise NotImplementedError
+
+    @property
+    def order(self) -> tuple[Any, ...] | None:
+        """The node itself as a part of a loader's order, nothing if it moves no position; None if it is no part."""
+        return None
+
+    @property
+    def loader_operation(self) -> Transformation | None:
+        """The operation with which a loader computes the same elements; None if there is none."""
+        return None
+
+    sees_positions = False
+    """True if its elements depend on their positions, so that it must come after all nodes that change positions."""
+
+    def taken_from(self, positions: Positions) -> "Sequence[tuple[Node, Positions]]":
+        """Returns the parents with their positions at positions; nothing if an element is made of several of one."""
+        del positions
+        return ()
 
     @functools.cached_property
     def traced(self) -> tuple[Any, ...] | None:
