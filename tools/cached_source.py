@@ -86,6 +86,9 @@ class CachedDataSource(RenderedSource, Closing):
         max_bytes: the limit of the size of the cache. When it is reached, the records in it stay, and others are
             computed each time: any order of epochs then finds the same share. None for as much as the disk has.
 
+    Attributes:
+        source: the source; of a `MapDataset`, a copy that later changes of its operations do not reach.
+
     Raises:
         ImportError: LMDB is not installed: `pip install 'millstream[cache]'`.
         PermissionError: the folder belongs to another user, or other users may write to it.
@@ -113,7 +116,7 @@ class CachedDataSource(RenderedSource, Closing):
                 "elements. Put the cache before them: MapDataset.source(CachedDataSource(...)).random_map(...)."
             )
         # A later change of an operation is not in the digest, so it must not reach the records.
-        self._source, _ = fixed_source(source)
+        self.source, _ = fixed_source(source)
         self._folder = os.path.abspath(os.path.expanduser(os.fsdecode(path)))  # noqa: PTH100, PTH111
         self._max_bytes = None if max_bytes is None else as_integer(max_bytes, "max_bytes", minimum=1 << 20)
         self._digest = digest_of_source(source)
@@ -122,17 +125,17 @@ class CachedDataSource(RenderedSource, Closing):
         self._compare()
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.source)
 
     def __repr__(self) -> str:
-        return f"CachedDataSource({described(self._source)} in {self._folder!r})"
+        return f"CachedDataSource({described(self.source)} in {self._folder!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_store": None}
 
     def __getattr__(self, name: str) -> Any:
-        if name in _PASSED_ON and "_source" in vars(self):
-            return getattr(self._source, name)
+        if name in _PASSED_ON and "source" in vars(self):
+            return getattr(self.source, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __getitem__(self, record_key: SupportsIndex) -> Any:
@@ -155,16 +158,16 @@ class CachedDataSource(RenderedSource, Closing):
     @property
     def reads_one_by_one(self) -> bool:
         """True if the source has no batched reads. Several threads then share the records of a batch."""
-        return reads_one_by_one([self._source])
+        return reads_one_by_one([self.source])
 
     def fingerprint(self) -> str:
         """Returns the fingerprint of the source, because the stream is the same, or its class if it has none."""
-        own = getattr(self._source, "fingerprint", None)
-        return str(own()) if callable(own) else f"{type(self._source).__name__} records={len(self)}"
+        own = getattr(self.source, "fingerprint", None)
+        return str(own()) if callable(own) else f"{type(self.source).__name__} records={len(self)}"
 
     def content_marks(self) -> Mapping[str, str]:
         """Returns the marks of the source; an empty dict if it has none."""
-        marks: Mapping[str, str] = self._source.content_marks() if hasattr(self._source, "content_marks") else {}
+        marks: Mapping[str, str] = self.source.content_marks() if hasattr(self.source, "content_marks") else {}
         return marks
 
     def close(self) -> None:
@@ -172,12 +175,12 @@ class CachedDataSource(RenderedSource, Closing):
         if self._store is not None:
             self._finalizer()
             self._store = None
-        if callable(close := getattr(self._source, "close", None)):
+        if callable(close := getattr(self.source, "close", None)):
             close()
 
     def _compute(self, keys: Sequence[int]) -> Sequence[Any]:
-        read = batched_read_of(self._source)
-        return [self._source[key] for key in keys] if read is None else list(read(keys))
+        read = batched_read_of(self.source)
+        return [self.source[key] for key in keys] if read is None else list(read(keys))
 
     def _opened(self) -> "_Store":
         store = self._store
@@ -196,7 +199,7 @@ class CachedDataSource(RenderedSource, Closing):
         stored = [store.encoded(key) for key in keys]
         if stored != [_encoded(key, record) for key, record in zip(keys, self._compute(keys), strict=True)]:
             log_warning(
-                f"the records in the cache {self._folder!r} are not those of {described(self._source)}: a file or an "
+                f"the records in the cache {self._folder!r} are not those of {described(self.source)}: a file or an "
                 "object that an operation uses has changed. The cache begins again."
             )
             store.clear()

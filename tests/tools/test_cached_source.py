@@ -14,6 +14,7 @@ import pytest
 
 import millstream
 from millstream.tools import cached_source
+from millstream.tools.underlying_sources import underlying_sources
 from support.files.record_files import every_record
 
 pytest.importorskip("lmdb")
@@ -123,6 +124,17 @@ def test_a_changed_file_is_another_cache(tmp_path: Path) -> None:
         path.write_bytes(b"newer\n")
         with millstream.CachedDataSource(millstream.MapDataset.source(make()), tmp_path / "cache") as source:
             assert "newer" in str(every_record(source))
+
+
+def test_tools_know_the_files_below_it(tmp_path: Path) -> None:
+    """A conversion does not replace its own input, and lengths are stored, through a cache, windows and chains."""
+    (tmp_path / "a.txt").write_text("a b\nc\nd e f\n")
+    lines = millstream.TextLineDataSource(tmp_path / "a.txt")
+    with millstream.CachedDataSource(millstream.MapDataset.source(lines).map(str.split), tmp_path / "cache") as source:
+        windows = millstream.WindowDataSource(millstream.MapDataset.source(source).map(len), 2)
+        assert [*underlying_sources(windows)] == [lines]
+        assert millstream.lengths_of(source).tolist() == [2, 1, 3]
+        assert len(list(tmp_path.glob(".a.txt.lengths-*"))) == 1
 
 
 def test_a_run_resumes_with_and_without_it(tmp_path: Path) -> None:
