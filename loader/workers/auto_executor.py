@@ -38,8 +38,10 @@ REST_SECONDS = 1.0
 """The time of such a rest."""
 
 
-MIN_SLICE_SECONDS = 5e-4
-"""A thread that computes has a core for longer than this, if it gets one."""
+MIN_SLICE_SECONDS = 1e-4
+"""Threads that compute have a core for longer than this when they get one, on average: 115 to 360 µs while they also
+wait for each other, on a machine whose cores each had some eight processes ready. Threads that sleep had 18 to 76 µs.
+"""
 
 
 class MakeExecutor(Protocol):
