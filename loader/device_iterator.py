@@ -15,6 +15,7 @@ Guarantees:
     * No job refers to the `DeviceIterator`: the thread ends when the iterator is collected.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 from millstream.core.checks import as_integer
 from millstream.core.trace_annotations import WAIT, annotation
 from millstream.errors import WorkerStalledError
+from millstream.loader.agreed_ends import AGREE, AgreedEnds, Pending
 from millstream.loader.checkpoints.checkpointable import Checkpointable, ResumableIterator
 from millstream.loader.device_placement import Agreement, Device, Placement, leaves_of
 from millstream.loader.lineage import Composition
@@ -80,10 +82,21 @@ class DeviceStaging:
         is_over: True if jobs must do nothing more. Either side may set it.
     """
 
-    def __init__(self, iterator: Any, placement: Placement, start: Any, agreement: Agreement | None = None) -> None:
+    def __init__(
+        self,
+        iterator: Any,
+        placement: Placement,
+        start: Any,
+        agreement: Agreement | None = None,
+        ends: AgreedEnds | None = None,
+    ) -> None:
         self._iterator = iterator
         self._placement = placement
         self._agreement = agreement
+        self._ends = ends
+        # The batches that other hosts know of, with `ends`.
+        self.pending: collections.deque[Pending] = collections.deque()
+        self.last_outcome: Any = ()
         self._start = start
         self._has_begun = False
         self.outcomes: TimedQueue[StagedBatch | BaseException] = TimedQueue()
@@ -129,6 +142,8 @@ class DeviceStaging:
             # The previous staging may have drawn more than was delivered.
             return_to(self._iterator, self._start)
             self._has_begun = True
+        if self._ends is not None:
+            return self._ends.staged(next(self._iterator))
         if self._agreement is None:
             return self._placement.put(next(self._iterator))
         step = getattr(self._iterator, "step", None)
@@ -141,6 +156,7 @@ def device_put(
     iterator: Checkpointable,
     device: Device = None,
     buffer_size: int = 2,
+    ends: str = "known",
 ) -> "DeviceIterator":
     """Returns an iterator over the same batches as `jax.Array`s, which are on the device before they are requested.
 
@@ -153,6 +169,10 @@ def device_put(
         buffer_size: the largest number of batches drawn before the training step requests them, at least 1. It counts
             each batch taken from `iterator` but not returned yet, on the host or on the device. Batches that the
             training step still holds take memory of the device, too.
+        ends: "known" if all hosts have as many batches of as many rows; others are an error. "agree" for streams,
+            filters and packers, whose hosts differ: they agree at each step, in advance. Batches, which must be dicts,
+            get a leaf `valid` (bool per row). It is False for the rows, all zeros, that fill batches until the last
+            host has ended. Use the same on all hosts.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
@@ -168,10 +188,13 @@ def device_put(
             f"iterator must be the iterator of a loader or a chain, got {type(iterator).__name__}. Write "
             "device_put(iter(loader))."
         )
+    if ends not in ("known", AGREE):
+        raise ValueError(f"ends must be 'known' or {AGREE!r}, got {ends!r}.")
     return DeviceIterator(
         getattr(iterator, "_with_own_states", lambda: iterator)(),
         Placement(device, getattr(iterator, "shard_options", None)),
         as_integer(buffer_size, "buffer_size", 1),
+        agrees=ends == AGREE,
     )
 
 
@@ -200,13 +223,16 @@ class DeviceIterator(Inspectable, ResumableIterator):
 
     _call_for_another = "millstream.device_put(iter(loader))"
 
-    def __init__(self, iterator: Any, placement: Placement, buffer_size: int) -> None:
+    def __init__(self, iterator: Any, placement: Placement, buffer_size: int, *, agrees: bool = False) -> None:
         self._iterator = iterator
         self.states_are_bytes = iterator.states_are_bytes
         self._stall_timeout: float = getattr(iterator, "stall_timeout", math.inf)
         self._left_at: float | None = None
         self._placement = placement
         self._agreement = Agreement.of(placement, iterator)
+        describe = dict if self._agreement is None else self._agreement.stream_texts
+        rows = getattr(iterator, "rows_per_batch", None)
+        self._ends = AgreedEnds(placement, describe, rows) if agrees else None
         self._buffer_size = buffer_size
         self._position = DevicePosition.of(iterator)
         # The trainer's waits are those for this iterator, so the other one must measure none.
@@ -429,6 +455,8 @@ class DeviceIterator(Inspectable, ResumableIterator):
 
     def _take(self) -> Any:
         current = self._running_staging()
+        if self._ends is not None:
+            return self._take_agreed(current, self._ends)
         if self._agreement is None or self._agreement.is_compared:
             staged = self._taken_from(current)
         else:
@@ -437,6 +465,45 @@ class DeviceIterator(Inspectable, ResumableIterator):
         current.has_delivered = True
         self._arrive(staged.position)
         return staged.batch
+
+    def _take_agreed(self, current: DeviceStaging, ends: AgreedEnds) -> Any:
+        """Returns the next batch of all hosts, after it has told them about this host's batch after that."""
+        while len(current.pending) < 2:
+            outcome = self._outcome_of(current)
+            if not ends.has_begun:
+                error = outcome if isinstance(outcome, Exception) else None
+                has_batch = outcome is not None and error is None
+                ends.begin(outcome.batch[0] if has_batch else None, error)
+            current.pending.append(ends.announced(outcome))
+        pending = current.pending.popleft()
+        # An error ends the staging of all hosts.
+        current.next_position = None
+        batch = ends.batch_of(pending)
+        if batch is None:
+            current.pending.appendleft(pending)
+            current.next_position = self._position
+            raise StopIteration
+        current.has_delivered = True
+        step = self._position.step
+        ended = dataclasses.replace(self._position, step=None if step is None else step + 1)
+        self._arrive(ended if pending.outcome is None else pending.outcome.position)
+        current.next_position = self._position
+        return batch
+
+    def _outcome_of(self, current: DeviceStaging) -> Any:
+        """Returns the next staged batch, None after the end of this host's stream, or an error."""
+        outcome = current.last_outcome
+        if outcome is None or isinstance(outcome, Exception):
+            return outcome
+        try:
+            outcome = self._taken_from(current)
+            self._readers.submit(current.stage)
+        except StopIteration:
+            outcome = None
+        except Exception as error:  # noqa: BLE001  (all hosts have to know)
+            outcome = error
+        current.last_outcome = outcome
+        return outcome
 
     def _first_from(self, current: DeviceStaging, agreement: Agreement) -> StagedBatch:
         """Returns the first global batch, once all hosts agree on it. Its error is raised after that."""
@@ -513,7 +580,7 @@ class DeviceIterator(Inspectable, ResumableIterator):
 
     def _new_staging(self) -> DeviceStaging:
         current = self._staging = DeviceStaging(
-            self._iterator, self._placement, self._position.unsealed, self._agreement
+            self._iterator, self._placement, self._position.unsealed, self._agreement, self._ends
         )
         # A `close` in another thread either finds this staging, and ends the wait for it, or is detected here.
         self._check_open()

@@ -10,7 +10,7 @@ import collections
 import json
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
 import numpy as np
@@ -278,16 +278,22 @@ class Agreement:
         Raises:
             ValueError: hosts read different streams, or have different outcomes. All hosts raise it.
         """
-        differing = _gathered(self._sharding, self._texts(step, batch, error))
+        differing = gathered_texts(self._sharding, self._texts(step, batch, error))
         if differing is not None:
-            if text := _difference(differing, "identity"):
+            if text := difference_of(differing, "identity"):
                 raise ValueError(
                     f"Cannot build a global batch: {text}. Build the loader, and restore its position, with the same "
                     "source, sampler, operations and global batch size on all hosts."
                 )
-            if text := _difference(differing, "content"):
+            if text := difference_of(differing, "content"):
                 log_warning(f"the streams of hosts may not fit together: {text}.")
         self.is_compared = True
+
+    def stream_texts(self) -> dict[str, str]:
+        """Returns the texts of the stream that must be the same on all hosts."""
+        own = getattr(self._iterator, "texts_for_hosts", None)
+        identity, _ = ({}, {}) if own is None else own(is_same_shard=self._is_one_group)
+        return {"iterator": type(self._iterator).__name__, **identity}
 
     def _texts(self, step: int | None, batch: Any, error: Exception | None) -> Texts:
         own = getattr(self._iterator, "texts_for_hosts", None)
@@ -300,26 +306,29 @@ class Agreement:
         return {"identity": {**own_texts, **identity, **arrays}, "content": content}
 
 
-def _gathered(sharding: "jax.sharding.Sharding", texts: Texts) -> dict[int, Texts] | None:
-    """Returns the texts of each process of a sharding, by its number; None if they are equal.
+def gathered_texts(sharding: "jax.sharding.Sharding", texts: Texts) -> dict[int, Texts] | None:
+    """Returns the texts of each process of a sharding, by its number; None if they are equal."""
+    result = in_own_thread(lambda: _exchanged(sharding, json.dumps(texts).encode()))
+    return None if result is None else {process: json.loads(encoded) for process, encoded in result.items()}
 
-    A new thread has no context of the trainer's, such as another mesh.
-    """
+
+def in_own_thread(call: Callable[[], Any]) -> Any:
+    """Returns the result of a call in a new thread, which has no context of the trainer's, such as another mesh."""
     results: list[Any] = []
 
-    def gather() -> None:
+    def work() -> None:
         try:
-            results.append(_exchanged(sharding, json.dumps(texts).encode()))
+            results.append(call())
         except BaseException as error:  # noqa: BLE001  (raised by the caller)
             results.append(error)
 
-    thread = threading.Thread(target=gather, name="millstream-hosts", daemon=True)
+    thread = threading.Thread(target=work, name="millstream-hosts", daemon=True)
     thread.start()
     thread.join()
     (result,) = results
     if isinstance(result, BaseException):
         raise result
-    return None if result is None else {process: json.loads(encoded) for process, encoded in result.items()}
+    return result
 
 
 def _exchanged(sharding: "jax.sharding.Sharding", encoded: bytes) -> dict[int, bytes] | None:
@@ -336,27 +345,41 @@ def _exchanged(sharding: "jax.sharding.Sharding", encoded: bytes) -> dict[int, b
 
 def _allgather(sharding: "jax.sharding.Sharding", own: NDArray[Any]) -> dict[int, NDArray[Any]]:
     """Returns the array of each process of a sharding; all of these must call this. Others need not."""
-    import jax  # noqa: PLC0415  (lazy: jax takes a second to import)
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: PLC0415  (as above)
+    make, unchanged = hosts_axis(sharding)
+    gathered = unchanged(make(own))
+    return dict(zip(_devices_of(sharding), np.asarray(gathered.addressable_data(0)), strict=True))
 
+
+def _devices_of(sharding: "jax.sharding.Sharding") -> dict[int, list[Any]]:
+    """Returns the devices of each process of a sharding, by its number."""
     devices = collections.defaultdict(list)
     all_devices: set[Any] = sharding.device_set
     for device in sorted(all_devices, key=lambda device: (device.process_index, device.id)):
         devices[device.process_index].append(device)
+    return dict(devices)
+
+
+def hosts_axis(sharding: "jax.sharding.Sharding") -> tuple[Callable[[NDArray[Any]], Any], Callable[[Any], Any]]:
+    """Returns two functions: one makes a global array with a row per process, the other one gives it to all."""
+    import jax  # noqa: PLC0415  (lazy: jax takes a second to import)
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: PLC0415  (as above)
+
+    devices = _devices_of(sharding)
     width = min(map(len, devices.values()))
     mesh = Mesh(np.array([of_process[:width] for of_process in devices.values()]), ("hosts", "devices"))
     rows = NamedSharding(mesh, PartitionSpec("hosts"))
-    shape = (len(devices), *own.shape)
-    array = jax.make_array_from_process_local_data(rows, own[np.newaxis], shape)
-    gathered = jax.jit(_unchanged, out_shardings=NamedSharding(mesh, PartitionSpec()))(array)
-    return dict(zip(devices, np.asarray(gathered.addressable_data(0)), strict=True))
+
+    def make(own: NDArray[Any]) -> Any:
+        return jax.make_array_from_process_local_data(rows, own[np.newaxis], (len(devices), *own.shape))
+
+    return make, jax.jit(_unchanged, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def _unchanged(array: Any) -> Any:
     return array
 
 
-def _difference(hosts: Mapping[int, Texts], tier: str) -> str:
+def difference_of(hosts: Mapping[int, Texts], tier: str) -> str:
     """Returns the difference between hosts in words; "" if there is none."""
     groups = collections.defaultdict(list)
     for host, texts in hosts.items():

@@ -40,6 +40,7 @@ from millstream.loader.scheduling.executor import Executor, GivenUp
 from millstream.loader.threads.waiting import Watch, watch
 from millstream.loader.views import Insight, Inspectable
 from millstream.sharding import ShardOptions
+from millstream.transforms import Batch
 
 if TYPE_CHECKING:
     from millstream.loader.scheduling.status import ExecutorStatus
@@ -154,6 +155,12 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         """
         offset = self._run.last.offset
         return self._plan.shards[0].records_between(first + offset, stop + offset) if self._plan.one_to_one else 0
+
+    @property
+    def rows_per_batch(self) -> int | None:
+        """The number of rows of complete batches; None if it is not known."""
+        last = self._plan.pipeline.operations[-1:]
+        return last[0].batch_size if last and isinstance(last[0], Batch) else None
 
     def rows_agree(self, step: int) -> bool | None:
         """Returns True if the batch after `step` others has as many rows on all shards; None if it is not known."""

@@ -50,6 +50,7 @@ FOR_THE_LIBRARY = {
     "reads_one_by_one",
     "records_between",
     "rows_agree",
+    "rows_per_batch",
     "spans_before",
     "stackable_columns",
     "stall_limit",

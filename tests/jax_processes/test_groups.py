@@ -88,6 +88,7 @@ def groups(folder: Path) -> dict[int, list[Any]]:
         | {"ask_jax": {}, "fit_together": {}},
         4: ends
         | {"fill_meshes": {"save_to": folder, "meshes": MESHES}}
+        | {"agree_on_ends": {"batch_size": 3, "resumed_after": 5}}
         | {"save_and_restore": {"folder": folder, "step": SAVED_STEP}},
     }
     told = {}
@@ -135,6 +136,33 @@ def test_two_jax_processes_are_warned_or_sharded(groups: dict[int, list[Any]]) -
         (batches, (warning,)), *others = told["warn_or_shard"]
         assert (batches, *others) == (everything, (everything, []), (share, []))
         assert warning.startswith("JAX runs 2 processes, and this DataLoader is not sharded")
+
+
+def test_streams_that_end_apart_end_together(groups: dict[int, list[Any]]) -> None:
+    """Each element of each host comes once, in rows that are valid, until the last host of four has ended.
+
+    A host that has no element at all fills every batch. Hosts that resume do so whether they have ended or not.
+    """
+    counts = []
+    for told in groups[4]:
+        ended = told["agree_on_ends"]
+        batches = ended["kept"]
+        assert batches == ended["resumed"]
+        assert ended["kept: steps"] == len(batches)
+        assert (ended["kept: again"], ended["nothing"], ended["nothing: again"]) == ([], [], [])
+        assert all(shape == (12, 2) and any(valid) for _, valid, shape, _ in batches)
+        rows = [[(number, is_valid) for number, is_valid in zip(*batch[:2], strict=True)] for batch in batches]
+        hosts = [[pair for batch in rows for pair in batch[3 * host : 3 * host + 3]] for host in range(4)]
+        kept = [[number for number, is_valid in pairs if is_valid] for pairs in hosts]
+        assert all(not number for pairs in hosts for number, is_valid in pairs if not is_valid)
+        assert sum(total for *_, total in batches) == sum(map(sum, kept))
+        counts.append(kept)
+        assert "KeyError" in ended["failed"] or "host 3 has an error at this step" in ended["failed"]
+        assert "Cannot build a global batch" in ended["structure"]
+    assert counts == [counts[0]] * 4
+    # The eight whole global batches of twelve numbers, and one of the last four for each host.
+    dealt = [[12 * block + 3 * host + row for block in range(8) for row in range(3)] + [96 + host] for host in range(4)]
+    assert counts[0] == [[number for number in numbers if number % 4 < host] for host, numbers in enumerate(dealt)]
 
 
 DIFFERENT = ["sampler.seed", "source", "operations[0]", "global batch", "records", "step"]

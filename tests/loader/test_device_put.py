@@ -743,3 +743,34 @@ def test_a_device_that_never_takes_a_batch_is_an_error(
         released.set()
     assert "record" in str(caught.value)
     assert any("finished nothing" in message for message in caplog.messages)
+
+
+def test_agreed_ends_of_one_process_fill_the_last_batch() -> None:
+    """The same program runs on one host: a short batch is filled, complete ones are all valid, and states resume."""
+    loader = millstream.load(
+        range(11), num_epochs=1, transformations=[lambda number: {"x": number}], batch_size=4, read_options=INLINE
+    )
+    with millstream.device_put(iter(loader), ends="agree") as batches:
+        taken = [(batch["x"].tolist(), batch["valid"].tolist()) for batch in batches]
+        assert taken[:2] == [([0, 1, 2, 3], [True] * 4), ([4, 5, 6, 7], [True] * 4)]
+        assert taken[2:] == [([8, 9, 10, 0], [True, True, True, False])]
+        assert (batches.step, list(batches)) == (3, [])
+        batches.seek(2)
+        (last,) = batches
+        assert last["x"].tolist() == taken[2][0]
+    with pytest.raises(ValueError, match="ends must be 'known' or 'agree', got 'never'"):
+        millstream.device_put(iter(loader), ends="never")
+
+
+@pytest.mark.parametrize(
+    ("element", "error", "message"),
+    [
+        (1, TypeError, "adds a leaf 'valid' to batches, which must be dicts, got ndarray"),
+        ({"valid": 1}, ValueError, "adds the leaf 'valid', which batches have already"),
+    ],
+)
+def test_batches_that_cannot_say_what_is_valid_are_refused(element: Any, error: type[Exception], message: str) -> None:
+    """Batches are dicts without a leaf of that name."""
+    loader = millstream.load([element] * 4, batch_size=2, read_options=INLINE)
+    with millstream.device_put(iter(loader), ends="agree") as batches, pytest.raises(error, match=message):
+        next(batches)

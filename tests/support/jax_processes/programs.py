@@ -399,6 +399,74 @@ def evaluate() -> dict[str, list[Any]]:
     return told
 
 
+class KeepShare(millstream.Filter):
+    """Keeps numbers by their parts: host h of four keeps a quarter of h of its numbers, host 0 nothing."""
+
+    def filter(self, element: dict[str, Any]) -> bool:
+        return int(element["number"]) % 4 < jax.process_index()
+
+
+class FailLate(millstream.Map):
+    """Raises on the last host, after its first batches."""
+
+    def map(self, element: dict[str, Any]) -> dict[str, Any]:
+        if jax.process_index() == jax.process_count() - 1 and element["number"] > SIZE // 2:
+            raise KeyError(int(element["number"]))
+        return element
+
+
+def agree_on_ends(batch_size: int, resumed_after: int) -> dict[str, Any]:
+    """Takes global batches of streams that end apart until the last host has ended, with a computation in each step.
+
+    Args:
+        batch_size: the number of rows per host.
+        resumed_after: the step after which each host resumes one of the streams from its own state.
+    """
+    sharding, shard = devices_in_a_row(), millstream.ShardByJaxProcess()
+    step = jax.jit(lambda batch: jax.numpy.sum(batch["number"] * batch["valid"]))
+
+    def numbered(element: int) -> dict[str, Any]:
+        return {"number": np.int32(element), "nested": {"pair": np.full(2, element, np.int16)}}
+
+    def loaded(*operations: Any) -> Any:
+        sampler = millstream.IndexSampler(SIZE, num_epochs=1)
+        steps = [numbered, *operations, millstream.Batch(batch_size)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return millstream.DataLoader(
+                data_source=range(SIZE), sampler=sampler, operations=steps, shard_options=shard
+            )
+
+    def taken(batches: Any, count: int | None = None) -> list[Any]:
+        found = []
+        for batch in itertools.islice(batches, count):
+            total = int(step(batch))
+            host = multihost_utils.process_allgather(batch, tiled=True)
+            found.append((host["number"].tolist(), host["valid"].tolist(), host["nested"]["pair"].shape, total))
+        return found
+
+    told: dict[str, Any] = {}
+    for name, operations in {"kept": [KeepShare()], "nothing": [millstream.Filter(lambda _: False)]}.items():
+        with millstream.device_put(iter(loaded(*operations)), sharding, ends="agree") as batches:
+            told[name] = taken(batches)
+            told[f"{name}: steps"] = batches.step
+            told[f"{name}: again"] = taken(batches)
+    with millstream.device_put(iter(loaded(KeepShare())), sharding, ends="agree") as batches:
+        told["resumed"] = taken(batches, resumed_after)
+        state = batches.get_state()
+    with millstream.device_put(iter(loaded(KeepShare())), sharding, ends="agree") as batches:
+        batches.set_state(state)
+        told["resumed"] += taken(batches)
+    widened = [millstream.Map(lambda element: {**element, "more": np.int32(1)})] if jax.process_index() else []
+    for name, operations in {"failed": [FailLate()], "structure": widened}.items():
+        try:
+            with millstream.device_put(iter(loaded(*operations)), sharding, ends="agree") as batches:
+                told[name] = taken(batches)
+        except Exception as error:  # noqa: BLE001  (reported)
+            told[name] = f"{type(error).__name__}: {error}"
+    return told
+
+
 def run_each(tasks: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Runs several programs one after another, each with its arguments, and reports what each returns."""
     return {program: globals()[program](**task) for program, task in tasks.items()}

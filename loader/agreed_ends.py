@@ -1,0 +1,169 @@
+"""Global batches until the last host has none: hosts agree at each step, and fill with rows that are not valid.
+
+Hosts of a filter, a packer or a stream have different numbers of batches, and last batches of different sizes. Each
+batch of all hosts gets as many rows as a complete one, or as the largest one so far if the number is not known, and a
+leaf `valid` that is False for the rows that fill.
+
+Guarantees:
+    * A host tells how many rows it has at a step one batch in advance: the collective is dispatched before the training
+      step, so that no host waits for it, and runs in the trainer's thread, in the same order on all hosts.
+    * All hosts end at the same step. No batch has only rows that fill.
+    * A host that has no batch, because its stream has ended before, takes the structure from the others.
+"""
+
+import collections
+import functools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, final
+
+import numpy as np
+
+from millstream.loader.device_placement import Placement, difference_of, gathered_texts, hosts_axis, in_own_thread
+
+VALID = "valid"
+"""The name of the leaf that is True for rows with an element."""
+
+_FAILED = -1
+
+AGREE = "agree"
+
+
+class Pending(NamedTuple):
+    """A batch that is announced, and not delivered.
+
+    Attributes:
+        outcome: the staged batch with its position; None if this host has no more; or an error.
+        counts: the numbers of rows of all hosts, an array that may be in progress.
+    """
+
+    outcome: Any
+    counts: Any
+
+
+@final
+class AgreedEnds:
+    """The agreement of hosts on the rows of each step.
+
+    Args:
+        placement: transfers the batches.
+        describe: returns the texts that must be the same on all hosts.
+        rows: the number of rows of complete batches, the same on all hosts; None if it is not known.
+    """
+
+    def __init__(self, placement: Placement, describe: Callable[[], dict[str, str]], rows: int | None) -> None:
+        self._placement = placement
+        self._describe = describe
+        self._structure: Any = None
+        self._rows = self._local_rows = rows or 0
+        self.has_begun = False
+
+    def begin(self, batch: Any, error: Exception | None) -> None:
+        """Compares this host's stream and the structure of its batches with those of the others, once."""
+        own = "" if batch is None else json.dumps(_structure_of(batch), sort_keys=True)
+        failure = "" if error is None else type(error).__name__
+        texts = {"identity": {**self._describe(), "error": failure}, "structure": {"batch": own}}
+        hosts = gathered_texts(self._placement.sharding, texts) if self._placement.is_global else None
+        found = {0: texts} if hosts is None else hosts
+        if text := difference_of(found, "identity"):
+            raise ValueError(f"Cannot build a global batch: {text}.")
+        having = {host: each for host, each in found.items() if each["structure"]["batch"]}
+        if text := difference_of(having, "structure") if having else "":
+            raise ValueError(f"Cannot build a global batch: {text}.")
+        if having:
+            self._structure = json.loads(next(iter(having.values()))["structure"]["batch"])
+        self.has_begun = True
+
+    def staged(self, batch: Any) -> tuple[Any, int, Any]:
+        """Returns a batch, its number of rows, and the batch on the device with the rows of the largest so far."""
+        rows = _rows_of(batch)
+        self._local_rows = max(self._local_rows, rows)
+        return batch, rows, self._put(batch, rows, self._local_rows)
+
+    def announced(self, outcome: Any) -> Pending:
+        """Returns an outcome with the counts of all hosts, which are requested and not awaited."""
+        rows = 0 if outcome is None else _FAILED if isinstance(outcome, BaseException) else outcome.batch[1]
+        if not self._placement.is_global:
+            return Pending(outcome, np.array([rows]))
+        return Pending(outcome, in_own_thread(functools.partial(self._gather, rows)))
+
+    def batch_of(self, pending: Pending) -> Any:
+        """Returns the batch of all hosts, None if all have ended, or raises the error of a host."""
+        counts = np.asarray(getattr(pending.counts, "addressable_data", lambda _: pending.counts)(0)).reshape(-1)
+        if isinstance(pending.outcome, BaseException):
+            raise pending.outcome
+        if (failed := np.flatnonzero(counts == _FAILED)).size:
+            raise ValueError(f"Cannot build a global batch: host {failed[0]} has an error at this step. See its log.")
+        if not counts.any():
+            return None
+        self._rows = max(self._rows, int(counts.max()))
+        if pending.outcome is None:
+            return self._put(_zeros(self._structure), 0, self._rows)
+        batch, rows, on_device = pending.outcome.batch
+        is_full = _rows_of(on_device, VALID) == self._rows * self._num_shares
+        return on_device if is_full else self._put(batch, rows, self._rows)
+
+    @functools.cached_property
+    def _num_shares(self) -> int:
+        """The number of hosts' shares that a global array is made of."""
+        return (self._placement.num_row_groups or 1) if self._placement.is_global else 1
+
+    def _gather(self, rows: int) -> Any:
+        make, unchanged = self._gathering
+        return unchanged(make(np.array([rows], np.int32)))
+
+    @functools.cached_property
+    def _gathering(self) -> Any:
+        return hosts_axis(self._placement.sharding)
+
+    def _put(self, batch: Mapping[str, Any], rows: int, size: int) -> Any:
+        if VALID in batch:
+            raise ValueError(f"ends='agree' adds the leaf {VALID!r}, which batches have already. Give it another name.")
+        return self._placement.put({**_padded(batch, size), VALID: np.arange(size) < rows})
+
+
+def _structure_of(batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return {str(name): _structure_of(value) for name, value in batch.items()}
+    array = np.asarray(batch)
+    return [array.dtype.str, list(array.shape[1:])]
+
+
+def _zeros(structure: Any) -> Any:
+    if isinstance(structure, dict):
+        return {name: _zeros(inner) for name, inner in structure.items()}
+    dtype, shape = structure
+    return np.zeros((0, *shape), np.dtype(dtype))
+
+
+def _padded(value: Any, size: int) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _padded(inner, size) for name, inner in value.items()}
+    array = np.asarray(value)
+    if len(array) == size:
+        return array
+    padded = np.zeros((size, *array.shape[1:]), array.dtype)
+    padded[: len(array)] = array
+    return padded
+
+
+def _rows_of(batch: Any, name: str | None = None) -> int:
+    """Returns the number of rows of a batch: a dict, whose leaves have one row per element."""
+    if name is not None:
+        return int(batch[name].shape[0])
+    if not isinstance(batch, Mapping):
+        raise TypeError(
+            f"ends='agree' adds a leaf {VALID!r} to batches, which must be dicts, got {type(batch).__name__}. Make it "
+            "one in an operation: lambda batch: {'x': batch}."
+        )
+    rows = collections.Counter(_lengths(batch))
+    if len(rows) != 1:
+        raise ValueError(f"ends='agree' needs leaves with one row per element, got leaves of {sorted(rows)} rows.")
+    return next(iter(rows))
+
+
+def _lengths(batch: Mapping[str, Any]) -> list[int]:
+    found = []
+    for value in batch.values():
+        found += _lengths(value) if isinstance(value, Mapping) else [len(value) if np.ndim(value) else -1]
+    return found
