@@ -135,6 +135,11 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         return self._step - self._run.last.offset
 
     @property
+    def num_outputs(self) -> int:
+        """The number of outputs before the next one, of which `step` counts those that were not skipped."""
+        return self._step
+
+    @property
     def epoch(self) -> int | None:
         """The epoch that the next batch begins in, from 0; None if the sampler has no epochs.
 

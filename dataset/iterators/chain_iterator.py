@@ -84,7 +84,7 @@ class ReadIterator(EngineIterator):
 
     def _position_here(self) -> SavedPosition:
         known_step, known = self._known
-        if known_step == self._inner.step:
+        if known_step == self._inner.num_outputs:
             # A join saves the positions of all streams below, of which few have moved.
             return known
         (cursor,), step = self._inner.position_and_step()

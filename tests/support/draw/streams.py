@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from millstream import DatasetIterator, IterDataset, ReadOptions
+from millstream import DatasetIterator, IterDataset, MultiprocessingOptions, ReadOptions
 from millstream.core.randomness import generator
 from millstream.transforms import BestFitPack, ConcatThenSplit, FirstFitPack, Rebatch, Transformation, WindowShuffle
 from support.draw.chains import Draw, KeepSome, Mark, Split, chains, mark_position, total
@@ -139,7 +139,7 @@ def extended(draw: st.DrawFn, most_nodes: int) -> Stream:  # noqa: C901  (one ca
             )
         case "ahead":
             # Threads make what is below, which changes nothing.
-            options: Any = draw(st.sampled_from([0, ReadOptions(2, 4), ReadOptions(0, 0)]))
+            options: Any = draw(st.sampled_from([MultiprocessingOptions(), ReadOptions(2, 4), ReadOptions(0, 0)]))
             dataset = dataset.prefetch(options)
         case "keep":
             dataset = dataset.filter(KeepSome())
