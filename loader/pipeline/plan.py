@@ -69,8 +69,6 @@ class Plan:
         one_to_one: True if step k is block k: no operation drops, splits or regroups elements.
         batched_source: True if the source reads many records in one call.
         has_batched_reads: True if the source has batched reads, even if these read one record after another.
-        record_seconds: the time of a record in the last call of such a source that reads one by one; infinite if
-            unknown.
         source_may_depend_on_thread: True if a record may depend on the thread that reads it.
         source_is_stream: True if the source may be a stream that ignores the keys. It is then read by exactly the
             requested number of threads, and no record is read twice.
@@ -94,7 +92,6 @@ class Plan:
         source = pipeline.source
         self.batched_source = reads_in_one_call(source)
         self.has_batched_reads = batched_read_of(source) is not None
-        self.record_seconds = math.inf
         self.source_may_depend_on_thread = may_depend_on_thread(source)
         self.shards = tuple(
             LogicalShard.of(number, pipeline, groups, functools.partial(instrument, KEYS))

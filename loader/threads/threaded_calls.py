@@ -53,6 +53,7 @@ class ThreadedCalls:
         self._plan = plan
         self._allocate = allocate
         self.readers = readers
+        self._record_time = RecordTime()
         self._owner = weakref.ref(owner)
         self._is_closed = False
         self._finished: TimedQueue[Finished | None] = TimedQueue()
@@ -69,7 +70,7 @@ class ThreadedCalls:
 
     def submit(self, call: Call) -> None:
         """Submits a call to the threads. Several threads share reads that are made one by one or of several sources."""
-        work = SharedWork(self.readers)
+        work = SharedWork(self.readers, self._record_time)
         prepare_blocks = None if self._plan.batched_source else functools.partial(work.prepare_blocks, self._plan)
         request = call.request  # Now: a call that stalls is completed, and has another one then.
 
@@ -120,6 +121,13 @@ MIN_SHARED_SECONDS = 0.002
 
 
 @final
+class RecordTime:
+    """The time of a record in the last call of a source that is read one by one: infinite until it is known."""
+
+    seconds = math.inf
+
+
+@final
 class SharedWork:
     """Shares the jobs of one call, in whose thread it is used.
 
@@ -127,9 +135,10 @@ class SharedWork:
         seconds_of_others: the time that other threads have spent on the jobs.
     """
 
-    def __init__(self, readers: ReaderThreads) -> None:
+    def __init__(self, readers: ReaderThreads, record_time: RecordTime) -> None:
         self.seconds_of_others = 0.0
         self._readers = readers
+        self._record_time = record_time
         self._process = os.getpid()
 
     @contextlib.contextmanager
@@ -147,9 +156,9 @@ class SharedWork:
             origins = plan.locate(start, stop, shard)
         except BaseException:  # noqa: BLE001  (the plan reports the error at the right block)
             return plan.prepare_blocks(start, stop, shard)
-        if plan.record_seconds * len(origins) < MIN_SHARED_SECONDS:
+        if self._record_time.seconds * len(origins) < MIN_SHARED_SECONDS:
             whole, seconds = self._readers.run_timed(functools.partial(plan.prepare, origins), Elements.failed)
-            plan.record_seconds = seconds / len(origins)
+            self._record_time.seconds = seconds / len(origins)
             return whole
         first, seconds = self._readers.run_timed(
             functools.partial(plan.prepare, origins.take(slice(1))), Elements.failed
@@ -163,7 +172,7 @@ class SharedWork:
         prepared, seconds = self.run([functools.partial(plan.prepare, slice_) for slice_ in slices], Elements.failed)
         if plan.has_batched_reads:
             # A call takes much longer than a record, so that the first record says little about the others.
-            plan.record_seconds = seconds / rest
+            self._record_time.seconds = seconds / rest
         return Elements.concatenate([first, *prepared])
 
     def run(

@@ -23,7 +23,7 @@ from millstream.loader.pipeline.elements import Elements, FailedRecord, Location
 from millstream.loader.pipeline.pipeline import Pipeline, Variant
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.reader_threads import ReaderThreads
-from millstream.loader.threads.threaded_calls import SharedWork
+from millstream.loader.threads.threaded_calls import RecordTime, SharedWork
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.payload import Failure, load_request, pack_failure, unpicklable_leaves
 
@@ -79,6 +79,7 @@ class CallRunner(Generic[Packed]):
     readers: ReaderThreads
     allocate: Allocate
     pack: Callable[[Elements], Packed]
+    record_time: RecordTime = dataclasses.field(default_factory=RecordTime)
     process: int = dataclasses.field(default_factory=os.getpid)
 
     def read(self, message: tuple[int, int, int], done: Callable[[], object]) -> AdvanceRead:
@@ -132,7 +133,7 @@ class CallRunner(Generic[Packed]):
         return CallResult(packed, failure, end - start, idle, read_seconds, self.profiler.take(), start, failures)
 
     def _read_in_advance(self, start: int, stop: int, shard: int) -> Elements:
-        work = SharedWork(self.readers)
+        work = SharedWork(self.readers, self.record_time)
         if not self.plan.batched_source:
             return work.prepare_blocks(self.plan, start, stop, shard)
         try:
@@ -148,7 +149,7 @@ class CallRunner(Generic[Packed]):
             return self.plan.make(request, self.allocate, lambda *_: prepared)
         if self.readers.size == 0:
             return self.plan.make(request, self.allocate)
-        work = SharedWork(self.readers)
+        work = SharedWork(self.readers, self.record_time)
         if self.plan.batched_source:
             with work.for_sources():
                 return self.plan.make(request, self.allocate)
