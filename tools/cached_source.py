@@ -13,8 +13,8 @@ Guarantees:
     - A stored record is the one that the source returns: a changed operation, file or parameter is another store, and
       a few records are compared when the source is constructed.
     - A process that is killed, and a disk that is full, lose records that were not stored yet, and nothing else.
-    - A store is opened once per process, and never used by a child that was forked. It is evicted only while no process
-      uses it.
+    - A store is opened once per process, and evicted only while no process uses it. LMDB cannot open it again in a
+      child that was forked, which computes its records.
     - Reading never waits for a process that writes.
     - Without the store, as after an error of the disk, records are computed, which is logged once.
 """
@@ -223,7 +223,7 @@ def _encoded(key: int, record: Any) -> bytes:
 class _Store:
     """An open store, of one process."""
 
-    def __init__(self, folder: str, max_bytes: int) -> None:
+    def __init__(self, folder: str, max_bytes: int, *, is_inherited: bool = False) -> None:
         lmdb = _lmdb()
         self.process = os.getpid()
         self.num_users = 0
@@ -237,6 +237,8 @@ class _Store:
         self._waiting_since = 0.0
         self._is_full = False
         self._env: Any = None
+        if is_inherited:
+            return
         try:
             self._env = lmdb.open(
                 folder, map_size=max_bytes, max_dbs=2, max_readers=_MAX_READERS, metasync=False, readahead=False
@@ -343,9 +345,9 @@ class _Store:
             self._env = None
 
     def _stop(self, error: Exception) -> None:
-        self._env = None
+        self._env, reason = None, str(error).rstrip(".")
         log_warning(
-            f"the cache {self._folder!r} cannot be used: {error}. Records are computed instead. Remove the folder if "
+            f"the cache {self._folder!r} cannot be used: {reason}. Records are computed instead. Remove the folder if "
             "it is damaged."
         )
 
@@ -363,26 +365,29 @@ def _record(index: Any, values: Any, memory: Sequence[Mapping[int, bytes]], key:
 _stores: dict[str, tuple[_Store, int]] = {}
 """The open stores of this process by their folders, each with the descriptor of its lock file of users."""
 
-_inherited: list[object] = []
+_inherited: dict[str, object] = {}
 """Stores of the process that this one was forked from, which must not be closed here."""
+
+_forks_are_noticed = False
 
 _lock = threading.RLock()  # Reentrant, because a finalizer may run in a thread that holds it.
 
 
 def _after_fork() -> None:
     global _lock  # noqa: PLW0603  (a thread that does not exist here may hold it)
-    _inherited.append(dict(_stores))
+    _inherited.update(_stores)
     _stores.clear()
     _lock = threading.RLock()
 
 
 def _acquire(root: str, digest: str, max_bytes: int) -> _Store:
     """Returns the store of a digest, opened if this process has not. Those of other digests are evicted."""
+    global _forks_are_noticed  # noqa: PLW0603  (nothing happens at import)
     folder = os.path.join(root, digest)  # noqa: PTH118  (paths are strings throughout)
     with _lock:
         if folder not in _stores:
-            if not _inherited:
-                _inherited.append(None)
+            if not _forks_are_noticed:
+                _forks_are_noticed = True
                 os.register_at_fork(after_in_child=_after_fork)
             make_private_folder(root)
             with os.fdopen(open_private(os.path.join(root, "lock"), os.O_RDWR | os.O_CREAT), "r+b") as lock:  # noqa: PTH118
@@ -391,7 +396,7 @@ def _acquire(root: str, digest: str, max_bytes: int) -> _Store:
                 make_private_folder(folder)
                 users = open_private(os.path.join(folder, "users"), os.O_RDWR | os.O_CREAT)  # noqa: PTH118
                 fcntl.flock(users, fcntl.LOCK_SH)
-                _stores[folder] = _Store(folder, max_bytes), users
+                _stores[folder] = _Store(folder, max_bytes, is_inherited=folder in _inherited), users
         store, _ = _stores[folder]
         store.num_users += 1
         return store

@@ -232,15 +232,15 @@ def test_a_limit_and_a_full_disk_only_end_the_filling(tmp_path: Path, caplog: py
     assert len([record for record in caplog.records if "cannot grow" in record.message]) == 1
 
 
-def test_a_child_that_was_forked_opens_its_own(tmp_path: Path) -> None:
-    """It reads and writes, and its end does not close what the parent has."""
+def test_a_child_that_was_forked_computes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """LMDB cannot be opened twice there. Its records are right without a warning, and its end closes nothing."""
     with millstream.CachedDataSource(expensive(tmp_path), tmp_path / "cache") as source:
         every_record(source)[0]
         child = os.fork()
         if not child:
             status = 1
             try:
-                status = 0 if is_right(every_record(source)) else 2
+                status = 0 if is_right(every_record(source)) and not caplog.records else 2
                 source.close()
             finally:
                 os._exit(status)
