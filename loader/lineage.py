@@ -363,7 +363,13 @@ class Composition:
 
     @classmethod
     def joined(cls, start: int, stop: int, compositions: "Sequence[Composition]") -> Self:
-        """Returns the composition of the steps [start, stop), given those of consecutive steps."""
+        """Returns the composition of the steps [start, stop), given those of consecutive steps.
+
+        Args:
+            start: the first step.
+            stop: the step after the last one.
+            compositions: those of the parts, in order, with the same components.
+        """
         counts = {name: [each.components[name] for each in compositions] for name in compositions[0].components}
         documents = {name: sum(count.documents for count in own) for name, own in counts.items()}
         has_tokens = all(count.tokens is not None for own in counts.values() for count in own)

@@ -210,6 +210,7 @@ class RunningIterator(Measured, Exclusive):
 
     @property
     def lineage(self) -> RunLineage:
+        """The records of the steps of this run, which the methods below ask."""
         return RunLineage(self._execution.pipeline, self._plan, self._run)
 
     def record_keys(self, step: int) -> NDArray[np.int64]:

@@ -1,8 +1,10 @@
 """Members of public classes that only the library calls: the reference and the contract leave them out."""
 
 FOR_THE_LIBRARY = {
+    "DataLoaderIterator.lineage",
     "DataLoaderIterator.resume",
     "DataLoaderIterator.take",
+    "MultiprocessingOptions.of_number",
     "WithComponent.added",
     "acquire",
     "actor_options",

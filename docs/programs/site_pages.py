@@ -70,7 +70,7 @@ GIVEN = "Examples assume `import millstream`, `import numpy as np`, and a few sm
 OF_BASES = {"profile", "summary", "metrics", "trace", "preview", "report", "serve_top", "start_prefetch", "close"}
 OF_BASES |= {"state_dict", "load_state_dict"}
 OF_BASES |= {"length", "record_keys", "record_keys_at", "files", "locate", "unit_sizes"}
-OF_BASES |= {"steps_of", "composition", "pipe"}
+OF_BASES |= {"steps_of", "composition", "pipe", "skip", "reweight"}
 """Members for users that public classes inherit from private bases."""
 
 RETURNED = {
