@@ -20,6 +20,7 @@ Guarantees:
 """
 
 import contextlib
+import copy
 import fcntl
 import os
 import pickle
@@ -148,11 +149,14 @@ class CachedDataSource(RenderedSource, Closing):
         records: list[Any] = store.get(keys)
         missing = [row for row, record in enumerate(records) if record is _MISSING]
         if missing:
-            wanted = [keys[row] for row in missing]
-            computed = self._compute(wanted)
-            store.put(wanted, computed)
-            for row, record in zip(missing, computed, strict=True):
+            rows = {keys[row]: row for row in missing}
+            computed = self._compute(list(rows))
+            store.put(list(rows), computed)
+            for row, record in zip(rows.values(), computed, strict=True):
                 records[row] = record
+            for row in missing:
+                if records[row] is _MISSING:  # The key repeats, and each position has its own record.
+                    records[row] = copy.deepcopy(records[rows[keys[row]]])
         return records
 
     @property
