@@ -195,6 +195,8 @@ class FilesystemParquetDataSource(ParquetDataSource):
         given: Sequence[Any] = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
         if not given:
             raise ValueError("paths must name at least one file, got an empty sequence.")
+        # No path is a folder.
+        self._roots = {}
         return [FileRange(os.fspath(path)) for path in given]
 
     def _identify(self, path: str) -> FileIdentity:
