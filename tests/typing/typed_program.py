@@ -117,6 +117,13 @@ def samplers() -> None:
     assert_type(own[0], millstream.RecordMetadata)
     assert_type(own[0].record_key, int)
     assert_type(mixture.reweighted(10, {"a": 2}), millstream.MixtureSampler)
+    order = millstream.IndexSampler(3)
+    assert_type(mixture.reweighted(10, {"a": 2, "b": 1}, samplers={"b": order}), millstream.MixtureSampler)
+    with iter(millstream.load({"a": [1], "b": [2]}, weights=[1, 1], batch_size=2)) as run:
+        run.skip(3)
+        run.reweight({"a": 1, "b": 2})
+        assert_type(run.record_keys(0), NDArray[np.int64])
+        assert_type(run.composition(0, 1).as_dict(), dict[Any, dict[str, Any]])
 
 
 def loaders() -> None:
