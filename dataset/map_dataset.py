@@ -675,6 +675,7 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
         return element
 
     _own_reads = __getitem__
+    __getitems__ = NodeSource.__getitems__  # A `__getitem__` alone is taken for the only way to read elements.
 
     def __repr__(self) -> str:
         return text_of(self._title, sketch_of(node_of(self)))

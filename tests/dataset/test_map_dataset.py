@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream import DataLoader, IndexSampler
+from millstream import DataLoader, IndexSampler, ReadOptions
 from millstream.dataset import MapDataset
 from millstream.dataset.node_source import node_of
 from millstream.transforms import RandomMap
@@ -111,3 +111,24 @@ def test_records_of_several_datasets_are_read_together() -> None:
 
     assert [len(source.calls) for source in sources] == [1, 1]
     assert sum(count for source in sources for count in source.calls) == 64
+
+
+def test_a_stream_reads_its_source_in_calls() -> None:
+    """A source with batched reads is asked for runs of records, also below a filter, where each element counts."""
+    calls: list[int] = []
+
+    class Source:
+        def __len__(self) -> int:
+            return 2000
+
+        def __getitem__(self, key: int) -> int:
+            raise AssertionError("a record was read alone")
+
+        def __getitems__(self, keys: Any) -> list[int]:
+            calls.append(len(keys))
+            return list(keys)
+
+    stream = MapDataset.source(Source()).map(abs).to_iter_dataset(ReadOptions(num_threads=0))
+    assert len(list(stream.filter(bool).batch(4))) == 500
+    assert sum(calls) == 2000
+    assert len(calls) < 40
