@@ -144,7 +144,7 @@ def test_what_is_wrong_is_named_once(said: str) -> None:
     source = held() if "own" in said else Moody(range(RECORDS)) if "the source is" in said else range(RECORDS)
     (text,) = findings(*WRONG[said], source=source)
     assert text.startswith(f"debug: {said}")
-    assert any(words in text for words in ("record key", "['lock']", "RandomMapTransform", "worker_init_fn"))
+    assert any(words in text for words in ("record key", "['lock']", "RandomMap", "worker_init_fn"))
 
 
 def double(record: dict[str, Any]) -> dict[str, Any]:

@@ -279,7 +279,7 @@ def test_nobody_waits_for_a_chunk_that_is_being_found() -> None:
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
 def test_an_error_leaves_no_chunk_and_blocks_no_later_one(kind: type[BaseException]) -> None:
-    """An error in finding a whole chunk is not raised for one block, an interrupt is; the next call finds the chunk."""
+    """An error in finding a whole chunk is not raised for one block, and not tried for again; an interrupt is both."""
     broken = True
 
     def locate(start: int, stop: int) -> Origins:
@@ -295,6 +295,9 @@ def test_an_error_leaves_no_chunk_and_blocks_no_later_one(kind: type[BaseExcepti
             ahead.chunk_of(5)
     broken = False
     _, chunk = ahead.chunk_of(5)
+    _, following = ahead.chunk_of(8)
 
-    assert chunk is not None
-    assert chunk.block.tolist() == [4, 5, 6, 7]
+    assert (chunk is None) == (kind is ValueError)
+    for found, blocks in ((chunk, [4, 5, 6, 7]), (following, [8, 9, 10, 11])):
+        assert found is None or found.block.tolist() == blocks
+    assert following is not None
