@@ -286,8 +286,8 @@ def test_samples_of_output_have_the_words_of_the_library(page: str) -> None:
 def public_members() -> dict[str, list[Any]]:
     """Returns the public functions, classes and methods of the library, by name."""
     os.environ.setdefault("KERAS_BACKEND", "jax")
-    parts = ("checkpoint", "dataset", "experimental", "keras", "loader", "python", "samplers", "sources", "testing")
-    parts += ("transforms",)
+    parts = ["checkpoint", "dataset", "experimental", "keras", "loader", "python", "samplers", "sources"]
+    parts += ["testing", "transforms"]
     modules = [millstream, *(importlib.import_module(f"millstream.{part}") for part in parts)]
     classes = {value for module in modules for name in dir(module) if inspect.isclass(value := getattr(module, name))}
     members: dict[str, list[Any]] = {}

@@ -251,7 +251,7 @@ class SevensIterator(millstream.DatasetIterator[int]):
         """Returns the number of elements, in a list."""
         return {"numbers": [self.number]}
 
-    def set_state(self, state: dict[str, Any]) -> None:  # type: ignore[override]  # it has no options
+    def set_state(self, state: dict[str, Any]) -> None:
         """Takes the number of elements."""
         (self.number,) = state["numbers"]
 

@@ -164,7 +164,7 @@ class Course:
         if chance.random() < 0.5:
             num_epochs = self.sampler.num_epochs or 1
             # A multiple of each number of shards.
-            sizes = chance.choice([self.batch, [self.batch, math.lcm(*self.shard_counts)]])
+            sizes: Any = chance.choice([self.batch, [self.batch, math.lcm(*self.shard_counts)]])
             return dataclasses.replace(self, sampler=forms.buckets(chance, self.size, sizes, num_epochs))
         sampler = forms.balanced(chance, self.sampler, self.size, self.batch)
         counts = tuple(count for count in self.shard_counts if sampler.parts % count == 0)

@@ -191,8 +191,8 @@ def test_groups_of_arrays_are_columns_by_their_names(tmp_path: Path) -> None:
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             file["x"], file["y"], file["scale"] = np.zeros((3, 4)), np.arange(3) + 3 * number, np.zeros(2)
             file["episodes/a/x"] = np.ones((5, 2))
-    source = millstream.Hdf5DataSource(f"{tmp_path}/*.h5")
-    assert (len(source), [*source[4]], source[4]["y"]) == (6, ["x", "y"], 4)
+    columns = millstream.Hdf5DataSource(f"{tmp_path}/*.h5")
+    assert (len(columns), [*columns[4]], columns[4]["y"]) == (6, ["x", "y"], 4)
     files = [tmp_path / "1.h5", tmp_path / "0.h5"]
     assert [record["y"] for record in millstream.Hdf5DataSource(files, columns=["y"]).__getitems__([0, 3])] == [3, 0]
     assert millstream.Hdf5DataSource(tmp_path / "0.h5" / "episodes" / "a")[4]["x"].tolist() == [1, 1]

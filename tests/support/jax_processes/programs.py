@@ -446,7 +446,8 @@ def agree_on_ends(batch_size: int, resumed_after: int) -> dict[str, Any]:
         return found
 
     told: dict[str, Any] = {}
-    for name, operations in {"kept": [KeepShare()], "nothing": [millstream.Filter(lambda _: False)]}.items():
+    ends: dict[str, list[Any]] = {"kept": [KeepShare()], "nothing": [millstream.Filter(lambda _: False)]}
+    for name, operations in ends.items():
         with millstream.device_put(iter(loaded(*operations)), sharding, ends="agree") as batches:
             told[name] = taken(batches)
             told[f"{name}: steps"] = batches.step
@@ -457,8 +458,11 @@ def agree_on_ends(batch_size: int, resumed_after: int) -> dict[str, Any]:
     with millstream.device_put(iter(loaded(KeepShare())), sharding, ends="agree") as batches:
         batches.set_state(state)
         told["resumed"] += taken(batches)
-    widened = [millstream.Map(lambda element: {**element, "more": np.int32(1)})] if jax.process_index() else []
-    for name, operations in {"failed": [FailLate()], "structure": widened}.items():
+    widened: list[Any] = (
+        [millstream.Map(lambda element: {**element, "more": np.int32(1)})] if jax.process_index() else []
+    )
+    differing: dict[str, list[Any]] = {"failed": [FailLate()], "structure": widened}
+    for name, operations in differing.items():
         try:
             with millstream.device_put(iter(loaded(*operations)), sharding, ends="agree") as batches:
                 told[name] = taken(batches)
