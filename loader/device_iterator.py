@@ -44,7 +44,7 @@ from millstream.samplers.mixtures.mixing import Weights
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DevicePosition:
-    """A position between two batches: its state, which is sealed only if it is asked for, its step and its epoch."""
+    """A position between two batches: its state, which is sealed when it is saved, its step and its epoch."""
 
     unsealed: Any
     step: int | None

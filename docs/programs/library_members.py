@@ -41,6 +41,7 @@ FOR_THE_LIBRARY = {
     "make",
     "num_at_hand",
     "num_cores",
+    "num_outputs",
     "occurrences",
     "of",
     "open_with_indices",

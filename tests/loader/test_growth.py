@@ -53,11 +53,14 @@ def logical_shards_of(count: int, num_threads: int) -> None:
     ],
 )
 def test_calls_grow_no_faster_than_what_is_built(build: Callable[[int], None], sizes: tuple[int, ...]) -> None:
-    """Over three decades, ten times as many make at most fifteen times as many calls, of Python or C."""
+    """Over three decades, ten times as many make at most twenty times as many calls, of Python or C.
+
+    How often the consumer waits for threads is not the same each time.
+    """
     build(sizes[0])  # Late imports.
     counts = [num_calls(lambda size=size: build(size)) for size in sizes]  # type: ignore[misc]
     for (few, before), (many, after) in itertools.pairwise(zip(sizes, counts, strict=True)):
-        assert after <= 1.5 * many / few * before, counts
+        assert after <= 2 * many / few * before, counts
 
 
 def nested(levels: int) -> Any:

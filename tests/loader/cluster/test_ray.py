@@ -360,7 +360,7 @@ import psutil, ray
 import millstream
 from millstream.loader.cluster import actor_pool
 
-actor_pool.LOST_SECONDS, actor_pool.CHECK_SECONDS = 1.0, 0.01
+actor_pool.LOST_SECONDS, actor_pool.CHECK_SECONDS = 0.3, 0.01
 offset, victims = 3, sys.argv[1:]
 
 class Shifted(millstream.RandomMap):
@@ -368,9 +368,9 @@ class Shifted(millstream.RandomMap):
         return element + offset + int(rng.integers(10))
 
 def loader(**options):
-    order = millstream.IndexSampler(4000, shuffle=True, seed=1, num_epochs=1)
+    order = millstream.IndexSampler(16_000, shuffle=True, seed=1, num_epochs=1)
     operations = [Shifted(), lambda element: 2 * element, millstream.Batch(4)]
-    return millstream.DataLoader(data_source=range(4000), sampler=order, operations=operations, **options)
+    return millstream.DataLoader(data_source=range(16_000), sampler=order, operations=operations, **options)
 
 expected = [batch.tolist() for batch in loader()]
 iterator = iter(loader(workers=millstream.RayWorkers(1, address="local")))
