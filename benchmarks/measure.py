@@ -1,28 +1,23 @@
-"""One measurement, in a process that does nothing else: the runner starts it and reads what it prints.
+"""One contender of one case, in a process that does nothing else: the runner starts it, asks it, and reads its answers.
 
-The argument is an order in JSON. Lines for the runner begin with PREFIX: "ready" when all is warm, whereupon a line on
-standard input lets the measurement begin; at the end the outcome, in JSON.
+The argument is an order in JSON. Lines for the runner begin with PREFIX: "ready" when the stream is open and warm; then
+an answer in JSON to each line on standard input, until that ends.
 """
 
-import dataclasses
 import json
 import sys
 
-from suite.orders import carry_out
-from suite.runner import PREFIX, Order
+from suite.orders import PREFIX, Order, Session
 
 
-def tell(text: str) -> None:
+def tell(value: object) -> None:
     """Prints a line for the runner, whatever a peer may have printed before it."""
-    print(f"\n{PREFIX}{text}", flush=True)
-
-
-def wait_for_all_copies() -> None:
-    """Says that all is warm here, and waits until it is so everywhere."""
-    tell("ready")
-    sys.stdin.readline()
+    print(f"\n{PREFIX}{json.dumps(value)}", flush=True)
 
 
 if __name__ == "__main__":
-    outcome = carry_out(Order.from_json(sys.argv[1]), wait_for_all_copies)
-    tell(json.dumps(dataclasses.asdict(outcome)))
+    session = Session(Order.from_json(sys.argv[1]))
+    tell(session.open())
+    for _ in sys.stdin:
+        tell(session.measure())
+    session.close()

@@ -1,1 +1,1 @@
-"""The parts of the benchmark suite; `python benchmarks` runs it."""
+"""The suite: cases, peers, the runner, and the report."""

@@ -1,7 +1,8 @@
-"""Runs each measurement in its own process, the contenders of a case in turn.
+"""Runs the contenders of a case side by side: each in its own process, of which all but one are stopped at any time.
 
-That is, A B C A B C …: so no contender suffers from what another one has imported, started or left running, and a
-machine that is slower for a minute is slower for all of them.
+First each mode of each peer is measured once, and the better one is chosen. Then the chosen ones are measured again,
+in turn, A B C A B C …: what chose a mode does not count for it, and a machine that is slower for a minute is slower for
+all of them.
 """
 
 import contextlib
@@ -16,62 +17,26 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import IO, Self
+from typing import IO, Any
 
-from suite.case import Case, Contender
-from suite.scale import Scale
+import psutil
 
-PREFIX = "@benchmark "
-"""Begins the lines that a measuring process means for its starter; peers print what they like."""
+from suite.cases import Case, Scale
+from suite.orders import PREFIX, Order
+from suite.work import Contender
 
-ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
-"""For all contenders alike: no accelerators, little talk."""
+ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "JAX_PLATFORMS": "cpu",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+}
+"""For all contenders alike: no accelerators, little talk, and no threads of the tokenizer beside the loader's."""
 
 MEASURE = Path(__file__).parents[1] / "measure.py"
-
-
-@dataclasses.dataclass(frozen=True)
-class Order:
-    """One thing for a measuring process to do.
-
-    Attributes:
-        case: the case's name.
-        contender: who.
-        scale: the scale's name.
-        task: "measure"; "check", whether the records are the right ones; or "explain", where the time goes.
-        copy: which of the contender's copies the process is.
-    """
-
-    case: str
-    contender: Contender
-    scale: str
-    task: str
-    copy: int = 0
-
-    def as_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        words = json.loads(text)
-        return cls(**{**words, "contender": Contender(**words["contender"])})
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The outcome of one order: either `value` or `reason` is set.
-
-    Attributes:
-        value: the number measured.
-        details: further numbers.
-        reason: why there is no value.
-        is_absent: whether the reason is that the peer is not installed, and so holds for its other orders.
-    """
-
-    value: float | None = None
-    details: dict[str, float] = dataclasses.field(default_factory=dict)
-    reason: str | None = None
-    is_absent: bool = False
+LIMIT_SECONDS = 120.0
+"""After this long without an answer a contender is stopped, and reported as stopped."""
 
 
 @dataclasses.dataclass
@@ -80,92 +45,77 @@ class Result:
 
     Attributes:
         contender: who.
-        values: one per repeat that gave any.
-        details: further numbers, of the last repeat.
+        trial: the measurement by which the peer's mode was chosen.
+        values: those that count: empty if another mode was chosen.
+        waits: p50 and p99 of `next` in ms, of the last measurement of a rate.
         reason: why there are no values, or no more of them.
-        same_content: whether it delivered the right records; None if that was not looked at.
     """
 
     contender: Contender
+    trial: float | None = None
     values: list[float] = dataclasses.field(default_factory=list)
-    details: dict[str, float] = dataclasses.field(default_factory=dict)
+    waits: list[float] = dataclasses.field(default_factory=list)
     reason: str | None = None
-    same_content: bool | None = None
 
     @property
     def median(self) -> float | None:
         return median(self.values) if self.values else None
 
 
-class Runner:
-    """Measures cases."""
+def run(case: Case, scale: Scale, peers: Sequence[str], progress: Callable[[str], None]) -> list[Result]:
+    """Returns the results of all contenders of the peers."""
+    distinct = dict.fromkeys(contender for contender in case.contenders if contender.peer in peers)
+    results = [Result(contender) for contender in distinct]
+    with contextlib.ExitStack() as stack:
+        processes: dict[Contender, _Process] = {}
 
-    def __init__(
-        self, scale: Scale, repeats: int, peers: Sequence[str], *, compare: bool, progress: Callable[[str], None]
-    ) -> None:
-        self._scale = scale
-        self._repeats = repeats
-        self._peers = {*peers, "bare"}
-        self._compare = compare
-        self._progress = progress
-        self._absent: dict[str, Outcome] = {}
+        def start(result: Result) -> None:
+            process = stack.enter_context(_process(Order(case.name, result.contender, scale)))
+            processes[result.contender] = process
+            result.reason = process.answer().get("reason")
+            process.signal_all(signal.SIGSTOP)
 
-    def contenders(self, case: Case) -> list[Contender]:
-        return [contender for contender in case.contenders if contender.peer in self._peers]
+        def measure(result: Result) -> float | None:
+            progress(f"{case.name}: {result.contender.peer}, {result.contender.label}")
+            if result.reason is not None:
+                return None
+            if case.kind != "rate":
+                # A new process each time: what the one before has started or imported does not help.
+                processes[result.contender].close()
+                start(result)
+            process = processes[result.contender]
+            process.signal_all(signal.SIGCONT)
+            answer = process.ask()
+            # Some peers go on to work ahead for seconds.
+            process.signal_all(signal.SIGSTOP)
+            result.reason = answer.get("reason")
+            result.waits = [answer[name] for name in ("p50_ms", "p99_ms") if name in answer]
+            return answer.get("value")
 
-    def num_processes(self, case: Case) -> int:
-        """Returns how many steps of progress a case will make."""
-        contenders = self.contenders(case)
-        return len(contenders) * self._repeats + sum(self._is_checked(case, contender) for contender in contenders)
-
-    def run(self, case: Case) -> list[Result]:
-        results = [Result(contender) for contender in self.contenders(case)]
         for result in results:
-            if self._is_checked(case, result.contender):
-                self._check(case, result)
-        for _ in range(self._repeats):
-            for result in results:
-                self._measure(case, result)
-        return results
+            start(result)
+            result.trial = measure(result)
+        chosen = _chosen(case, results)
+        for result in results:
+            if result not in chosen:
+                processes[result.contender].close()
+        for _ in range(scale.repeats):
+            for result in chosen:
+                value = measure(result)
+                result.values += [] if value is None else [value]
+    return results
 
-    def explain(self, case: Case) -> dict[str, dict[str, float]]:
-        """Returns where millstream's time goes without workers and with two, in µs per record, for a case of rates."""
-        modes = [Contender("millstream", workers=workers) for workers in (0, 2)] if case.measure is None else []
-        contenders = self.contenders(case)
-        found = {mode.label: self._order(case, mode, "explain")[0].details for mode in modes if mode in contenders}
-        return {label: stages for label, stages in found.items() if stages}
 
-    def _is_checked(self, case: Case, contender: Contender) -> bool:
-        """True to compare contents: of loaders, where records are counted, once for all copies."""
-        return self._compare and case.measure is None and contender.peer != "bare" and contender.copies == 1
-
-    def _check(self, case: Case, result: Result) -> None:
-        (outcome,) = self._order(case, result.contender, "check")
-        result.reason = outcome.reason
-        result.same_content = outcome.value is not None
-        self._progress(f"{case.name}: {result.contender.peer}, contents")
-
-    def _measure(self, case: Case, result: Result) -> None:
-        if result.reason is None:
-            outcomes = self._order(case, result.contender, "measure")
-            result.reason = next((outcome.reason for outcome in outcomes if outcome.reason), None)
-            if result.reason is None:
-                result.values.append(sum(outcome.value or 0.0 for outcome in outcomes))
-                result.details = outcomes[0].details
-        self._progress(f"{case.name}: {result.contender.peer}, {result.contender.label}")
-
-    def _order(self, case: Case, contender: Contender, task: str) -> list[Outcome]:
-        if contender.peer in self._absent:
-            return [self._absent[contender.peer]]
-        copies = contender.copies if task == "measure" else 1
-        orders = [Order(case.name, contender, self._scale.name, task, copy) for copy in range(copies)]
-        with contextlib.ExitStack() as stack:
-            processes = [stack.enter_context(_process(order, self._scale.limit_seconds)) for order in orders]
-            outcomes = _outcomes(processes)
-        for outcome in outcomes:
-            if outcome.is_absent:
-                self._absent[contender.peer] = outcome
-        return outcomes
+def _chosen(case: Case, results: Sequence[Result]) -> list[Result]:
+    """Returns the better mode of each peer."""
+    best: dict[str, Result] = {}
+    for result in results:
+        rival = best.get(result.contender.peer)
+        if result.trial is not None and (
+            rival is None or rival.trial is None or case.ratio(result.trial, rival.trial) > 1
+        ):
+            best[result.contender.peer] = result
+    return list(best.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,42 +123,49 @@ class _Process:
     process: "subprocess.Popen[str]"
     errors: IO[str]
 
-    def line(self) -> str | None:
-        """Returns the next line that is meant for us; None when the process has ended."""
-        for line in self.process.stdout or ():
-            if line.startswith(PREFIX):
-                return line.removeprefix(PREFIX).strip()
-        return None
-
-    def go(self) -> None:
+    def ask(self) -> dict[str, Any]:
         if self.process.stdin is not None:
-            self.process.stdin.write("go\n")
-            self.process.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.write("measure\n")
+                self.process.stdin.flush()
+        return self.answer()
 
-    def failure(self) -> Outcome:
+    def answer(self) -> dict[str, Any]:
+        """Returns the next line that is meant for us, or the reason why none comes."""
+        timer = threading.Timer(LIMIT_SECONDS, _kill_session, [self.process.pid])
+        timer.start()
+        try:
+            for line in self.process.stdout or ():
+                if line.startswith(PREFIX):
+                    answer: dict[str, Any] = json.loads(line.removeprefix(PREFIX))
+                    return answer
+        finally:
+            timer.cancel()
         status = self.process.wait()
         if status == -signal.SIGKILL:
-            return Outcome(reason="stopped: it took too long, or too much memory")
+            return {"reason": "stopped: it took too long, or too much memory"}
         self.errors.seek(0)
         last = self.errors.read().strip().splitlines()[-1:]
-        return Outcome(reason=f"exit status {status}: {' '.join(last)}"[:500])
+        return {"reason": f"exit status {status}: {' '.join(last)}"[:500]}
 
+    def signal_all(self, number: int) -> None:
+        """Sends a signal to the process and to all below it."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            leader = psutil.Process(self.process.pid)
+            for process in (leader, *leader.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
 
-def _outcomes(processes: Sequence[_Process]) -> list[Outcome]:
-    lines = [process.line() for process in processes]
-    if all(line == "ready" for line in lines):
-        for process in processes:
-            process.go()
-        lines = [process.line() for process in processes]
-    return [
-        process.failure() if line is None or line == "ready" else Outcome(**json.loads(line))
-        for process, line in zip(processes, lines, strict=True)
-    ]
+    def close(self) -> None:
+        """Ends the process and all that it started."""
+        # Those below it first: one that is stopped would not notice that its parent ends.
+        self.signal_all(signal.SIGKILL)
+        _kill_session(self.process.pid)
+        self.process.wait()
 
 
 @contextlib.contextmanager
-def _process(order: Order, limit_seconds: float) -> Iterator[_Process]:
-    """Runs a measuring process; in the end it and all that it started are gone."""
+def _process(order: Order) -> Iterator[_Process]:
     command = [sys.executable, str(MEASURE), order.as_json()]
     with (
         tempfile.TemporaryFile("w+", errors="replace") as errors,
@@ -222,14 +179,11 @@ def _process(order: Order, limit_seconds: float) -> Iterator[_Process]:
             env={**os.environ, **ENVIRONMENT},
         ) as process,
     ):
-        # The session is the process's own: its workers, and theirs, are in it.
-        timer = threading.Timer(limit_seconds, _kill_session, [process.pid])
-        timer.start()
+        started = _Process(process, errors)
         try:
-            yield _Process(process, errors)
+            yield started
         finally:
-            timer.cancel()
-            _kill_session(process.pid)
+            started.close()
 
 
 def _kill_session(leader: int) -> None:

@@ -1,17 +1,18 @@
-"""The steps that the pipelines apply to a record.
+"""The functions that the pipelines call with a record.
 
-A module of its own, as a training script's transforms would be: a worker process imports where a function comes from,
-and should measure the loader, not the import of this suite. For the same reason `numpy.random` is in quotes here: NumPy
-imports it when it is first named.
+A module of its own, as a training script's would be: a worker process imports where a function comes from, and should
+measure the loader, not the import of this suite.
 """
 
+import functools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 TOKEN_BYTES = 1024
-IMAGE_SIDE = 256
 CROP = 224
+TEXT_TOKENS = 128
 
 
 def identity(value: Any) -> Any:
@@ -27,10 +28,6 @@ def add_fraction_in_graph(value: Any) -> Any:
     import tensorflow as tf  # noqa: PLC0415  (only where it is a contender)
 
     return tf.cast(value, tf.float64) + tf.random.uniform(tf.shape(value), dtype=tf.float64)
-
-
-def is_even(value: Any) -> Any:
-    return value % 2 == 0
 
 
 def is_chosen(value: int) -> bool:
@@ -57,26 +54,8 @@ def fields_of_json(record: dict[str, Any]) -> dict[str, Any]:
     return {"id": record["id"], "tokens": np.array(record["tokens"], np.uint16)}
 
 
-def fields_of_row(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns the number and the features, float32 of shape (8,)."""
-    return {"id": int(row["id"]), "features": np.array([float(row[f"x{column}"]) for column in range(8)], np.float32)}
-
-
-def fields_of_row_in_graph(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns the same in TensorFlow's operations, for one row or many."""
-    import tensorflow as tf  # noqa: PLC0415  (only where it is a contender)
-
-    features = [tf.strings.to_number(row[f"x{column}"]) for column in range(8)]
-    return {"id": tf.strings.to_number(row["id"], tf.int64), "features": tf.stack(features, axis=-1)}
-
-
-def fields_of_sample(sample: dict[str, Any]) -> dict[str, Any]:
-    """Returns the label and the tokens, uint16 of shape (512,)."""
-    return {"label": int(sample["cls"]), "tokens": tokens_of(sample["bin"])}
-
-
 def decode(record: bytes) -> dict[str, Any]:
-    """Returns the image, uint8 of shape (256, 256, 3), and its label."""
+    """Returns the image, uint8 of shape (375, 500, 3), and its label."""
     import simplejpeg  # noqa: PLC0415  (only the images need it)
 
     return {"image": simplejpeg.decode_jpeg(record[8:]), "label": int.from_bytes(record[:8], "little")}
@@ -84,7 +63,8 @@ def decode(record: bytes) -> dict[str, Any]:
 
 def crop_and_flip(element: dict[str, Any], rng: "np.random.Generator") -> dict[str, Any]:
     """Returns a random part of the image, shape (224, 224, 3), flipped every other time."""
-    top, left = rng.integers(0, IMAGE_SIDE - CROP + 1, 2)
+    height, width, _ = element["image"].shape
+    top, left = int(rng.integers(height - CROP + 1)), int(rng.integers(width - CROP + 1))
     image = element["image"][top : top + CROP, left : left + CROP]
     return {**element, "image": image[:, ::-1] if rng.random() < 0.5 else image}
 
@@ -103,3 +83,30 @@ def crop_and_flip_in_graph(element: dict[str, Any]) -> dict[str, Any]:
 
     image = tf.image.random_crop(element["image"], (CROP, CROP, 3))
     return {**element, "image": tf.image.random_flip_left_right(image)}
+
+
+class Tokenize:
+    """The first 128 tokens of a text, uint16 of shape (128,): a byte-pair encoding that a file describes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        import tokenizers  # noqa: PLC0415  (only the texts need it)
+
+        tokenizer = tokenizers.Tokenizer.from_file(self.path)
+        tokenizer.enable_truncation(TEXT_TOKENS)
+        tokenizer.enable_padding(length=TEXT_TOKENS)
+        return tokenizer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+    def __call__(self, record: dict[str, Any]) -> Any:
+        return np.array(self._tokenizer.encode(record["text"]).ids, np.uint16)
+
+    def of_list(self, records: list[dict[str, Any]]) -> list[Any]:
+        """Returns the tokens of many texts, encoded in one call."""
+        found = self._tokenizer.encode_batch_fast([record["text"] for record in records])
+        return [np.array(encoding.ids, np.uint16) for encoding in found]

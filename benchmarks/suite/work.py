@@ -17,11 +17,13 @@ class Map:
 
     Attributes:
         function: takes and returns an element.
+        of_list: takes and returns a list of elements, where a library does many at once.
         graph: the same for tf.data, in TensorFlow's operations; None where it would have to call Python.
         graph_of_many: the same for a batch of records at once; None where that cannot be.
     """
 
     function: Callable[[Any], Any]
+    of_list: Callable[[list[Any]], list[Any]] | None = None
     graph: Callable[[Any], Any] | None = None
     graph_of_many: Callable[[Any], Any] | None = None
 
@@ -37,11 +39,9 @@ class RandomMap:
 
 @dataclasses.dataclass(frozen=True)
 class Filter:
-    """Keeps the records for which a function returns true; the rest as for `Map`."""
+    """Keeps the records for which a function returns true."""
 
     function: Callable[[Any], bool]
-    graph: Callable[[Any], Any] | None = None
-    graph_of_many: Callable[[Any], Any] | None = None
 
 
 Step: TypeAlias = Map | RandomMap | Filter
@@ -63,33 +63,18 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """Records in files.
-
-    Attributes:
-        paths: the files.
-        records_per_file: how many records each holds.
-        format: "array_record", of group size 1, one of `suite.formats.FORMATS` or `suite.array_files.ARRAY_FORMATS`, or
-            "parquet" or "arrow": tables.
-        columns: of tables, which columns are read.
-    """
+    """Records in files: "array_record" of group size 1, "json_lines", or "parquet" with a column of texts."""
 
     paths: tuple[str, ...]
     records_per_file: int
     format: str = "array_record"
-    columns: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
     """Components that are equally long and come in equal shares: all of them end together."""
 
-    parts: tuple[Records, ...] | tuple[Files, ...]
-
-    def whole(self) -> Records | Files:
-        if isinstance(self.parts[0], Records):
-            return Records([value for part in self.parts for value in part.values])
-        paths = tuple(path for part in self.parts for path in part.paths)
-        return dataclasses.replace(self.parts[0], paths=paths)
+    parts: tuple[Files, ...]
 
 
 Source: TypeAlias = Records | Columns | Files | Mixture
@@ -97,41 +82,61 @@ Source: TypeAlias = Records | Columns | Files | Mixture
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Records, globally shuffled, through steps, into batches.
+    """Records, globally shuffled where a peer can, through steps, into batches.
 
     Attributes:
         source: where the records are.
         steps: what happens to each record, in order.
-        batch_size: records, or rows, in a batch; None for single elements.
+        batch_size: records, or packed rows, in a batch.
         one_epoch: whether the stream ends after one epoch; otherwise it is endless.
-        shard: which part to read, and of how many.
-        row_length: tokens in a row, where records are documents that are packed into rows; None where they are not.
-        packing: "first fit", "best fit" or "concatenated", where they are packed as they come; else as a contender's
-            mode says.
+        row_length: tokens in a row, where records are documents that are packed into rows as they come.
     """
 
     source: Source
     steps: tuple[Step, ...]
-    batch_size: int | None
+    batch_size: int
     one_epoch: bool = False
-    shard: tuple[int, int] = (0, 1)
     row_length: int | None = None
-    packing: str = ""
 
     @property
     def filters(self) -> bool:
         return any(isinstance(step, Filter) for step in self.steps)
 
 
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """One peer in one mode: what the mode means is the adapter's."""
+
+    peer: str
+    mode: str
+    workers: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"{self.mode}, {self.workers} worker{'s'[: self.workers != 1]}"
+
+
+class UnsupportedError(Exception):
+    """A peer cannot do this case, and the message says why: that is a result, not a failure."""
+
+
 def apply_to_many(steps: Sequence[Step], values: list[Any], rng: np.random.Generator) -> list[Any]:
     """Returns the records after the steps, in plain list comprehensions: nothing in Python is cheaper per record."""
     for step in steps:
-        function: Callable[..., Any] = step.function
         match step:
-            case Map():
+            case Map(of_list=of_list) if of_list is not None:
+                values = of_list(values)
+            case Map(function):
                 values = [function(value) for value in values]
-            case RandomMap():
-                values = [function(value, rng) for value in values]
-            case Filter():
-                values = [value for value in values if function(value)]
+            case RandomMap(draw):
+                values = [draw(value, rng) for value in values]
+            case Filter(keeps):
+                values = [value for value in values if keeps(value)]
     return values
+
+
+def stacked(elements: list[Any]) -> Any:
+    """Returns the batch of some elements."""
+    if isinstance(elements[0], dict):
+        return {name: stacked([element[name] for element in elements]) for name in elements[0]}
+    return np.stack(elements) if isinstance(elements[0], np.ndarray) else np.array(elements)

@@ -38,13 +38,8 @@ DOCUMENTS = {
     "loader/transport/README.md": "transport.md",
     "benchmarks/README.md": "how-it-is-measured.md",
     "benchmarks/results/latest.md": "benchmarks.md",
-    "benchmarks/scale.md": "scale.md",
-    "benchmarks/results/apart/full.md": "benchmarks-apart.md",
 }
 """The page of each document outside of docs/."""
-
-PICTURES = ["benchmarks/results/latest.svg"]
-"""Pictures in documents. Each is copied to the folder of its page."""
 
 FILES = ["LICENSE"]
 """Files that documents link to and that are not pages."""
@@ -112,7 +107,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for example in sorted(ROOT.glob("examples/*.py")):
         page = page_of(f"examples/{example.name}")
         files.append(File.generated(config, page, content=example_page(example)))
-    for path in [*PICTURES, *FILES]:
+    for path in FILES:
         files.append(File.generated(config, posixpath.basename(path), abs_src_path=str(ROOT / path)))
     for part, about in PARTS.items():
         files.append(File.generated(config, f"reference/{part}.md", content=reference_page(part, about)))
@@ -148,7 +143,7 @@ def page_of(path: str) -> str:
         return path.removesuffix(".py") + ".md"
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
-    return posixpath.basename(path) if path in [*PICTURES, *FILES] else path
+    return posixpath.basename(path) if path in FILES else path
 
 
 def document_of(page: str) -> str | None:

@@ -1,10 +1,11 @@
-"""PyTorch, the way its fast users write it, and the way its tutorial does.
+"""PyTorch's `DataLoader`, the way its tutorial writes it and the way its fast users do.
 
-Fast: reads and steps a batch at a time in `__getitems__`, large arrays collated straight into shared memory, persistent
-workers, one NumPy generator per process.
+Mode "record by record": a `Dataset` with `__getitem__`, as in the tutorial. Mode "batched": reads and steps a batch at
+a time in `__getitems__`, large arrays collated straight into shared memory. Workers are persistent, and forked, which
+is PyTorch's default on Linux; "fork server" is what is safe beside JAX. The peer "torchdata" is the same `Dataset` in
+torchdata's `StatefulDataLoader`.
 """
 
-import math
 import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple, final
@@ -14,33 +15,26 @@ import torch
 import torch.utils.data
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-from suite.array_files import ARRAY_FORMATS, Rows
-from suite.case import Contender, UnsupportedError
-from suite.peers.base import Stream, bagz_reader, huggingface_dataset
-from suite.peers.base import our_source as millstream_source
-from suite.work import SEED, Columns, Files, Mixture, Records, Work, apply_to_many
+from suite.peers import Stream
+from suite.work import SEED, Columns, Contender, Files, Mixture, Records, UnsupportedError, Work, apply_to_many
 
-LARGE_BYTES = 4096
+_LARGE_BYTES = 4096
 """Arrays of this many bytes are stacked by PyTorch itself in workers, where it does so in shared memory."""
 
 
-@final
-class PytorchAdapter:
-    """Opens a `DataLoader`."""
+def open_stream(work: Work, contender: Contender) -> Stream:
+    """Returns the batches of a `DataLoader`, one epoch or endless."""
+    torch.manual_seed(SEED)
+    kind: Any = torch.utils.data.DataLoader
+    if contender.peer == "torchdata":
+        from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: PLC0415  (optional)
 
-    def open(self, work: Work, contender: Contender) -> Stream:
-        one_by_one = contender.mode == "record by record"
-        if one_by_one and isinstance(work.source, Records) and not isinstance(work.source.values, list):
-            raise UnsupportedError("the same as the other mode: this source reads singly")
-        return stream_of(_loader(work, contender, one_by_one=one_by_one), work)
-
-    def sample_keys(self, num_records: int, starts: list[int], count: int) -> list[Any]:
-        """Returns the record keys from the beginning, since only that can be asked for."""
-        keys = iter(torch.utils.data.RandomSampler(range(num_records)))
-        return [[next(keys) for _ in range(count)] for _ in starts]
-
-
-ADAPTER = PytorchAdapter()
+        kind = StatefulDataLoader
+    loader = _loader(kind, work, contender)
+    batches = iter(loader) if work.one_epoch else _epochs(loader)
+    if contender.peer != "torchdata":
+        return Stream(batches)
+    return Stream(batches, get_state=loader.state_dict, set_state=loader.load_state_dict)
 
 
 def _epochs(loader: Any) -> Iterator[Any]:
@@ -48,54 +42,39 @@ def _epochs(loader: Any) -> Iterator[Any]:
         yield from loader
 
 
-def stream_of(loader: Any, work: Work) -> Stream:
-    """Returns the batches of a `DataLoader`, one epoch or endless."""
-    return Stream(iter(loader) if work.one_epoch else _epochs(loader), loader=loader)
-
-
-def processes_of(contender: Contender) -> dict[str, Any]:
-    return {
+def _loader(kind: Any, work: Work, contender: Contender) -> Any:
+    context = "forkserver" if "fork server" in contender.mode else "fork"
+    options: dict[str, Any] = {
         "num_workers": contender.workers,
         "persistent_workers": contender.workers > 0,
-        "multiprocessing_context": contender.mode if contender.workers else None,
+        "multiprocessing_context": context if contender.workers else None,
+        "batch_size": work.batch_size,
     }
-
-
-def _loader(work: Work, contender: Contender, *, one_by_one: bool) -> Any:
-    torch.manual_seed(SEED)
-    processes = processes_of(contender)
     if work.filters:
-        return torch.utils.data.DataLoader(Survivors(work), batch_size=work.batch_size, collate_fn=collate, **processes)
-    if one_by_one:
-        return torch.utils.data.DataLoader(OneByOne(work), batch_size=work.batch_size, shuffle=True, **processes)
-    dataset = Batched(work, our_source=contender.peer == "pytorch_our_source")
-    chunk = work.batch_size or 1
-    chunks = Chunks(len(dataset), chunk, work.shard, as_arrays=isinstance(work.source, Columns))
-    if work.batch_size is None:
-        return torch.utils.data.DataLoader(dataset, batch_size=None, shuffle=True, **processes)
-    if isinstance(work.source, Columns) and not work.steps:
+        return kind(_Survivors(work), collate_fn=_collate, **options)
+    if contender.mode.startswith("record by record"):
+        return kind(_OneByOne(work), shuffle=True, **options)
+    dataset = _Batched(work)
+    if isinstance(work.source, Columns):
         # Whole batches by index array: the dataset makes them, nothing is left to collate.
-        return torch.utils.data.DataLoader(dataset, batch_size=None, sampler=chunks, **processes)
-    return torch.utils.data.DataLoader(dataset, batch_sampler=chunks, collate_fn=collate, **processes)
+        return kind(dataset, sampler=_Chunks(len(dataset), work.batch_size), **{**options, "batch_size": None})
+    return kind(dataset, shuffle=True, collate_fn=_collate, **options)
 
 
 @final
-class Chunks:
-    """A new permutation each epoch, in chunks: cheaper than PyTorch's own samplers, which go record by record."""
+class _Chunks:
+    """A new permutation each epoch, in chunks as arrays."""
 
-    def __init__(self, num_records: int, size: int, shard: tuple[int, int], *, as_arrays: bool) -> None:
+    def __init__(self, num_records: int, size: int) -> None:
         self._num_records = num_records
         self._size = size
-        self._shard = shard
-        self._as_arrays = as_arrays
 
     def __len__(self) -> int:
-        return math.ceil(self._num_records // self._shard[1] / self._size)
+        return (self._num_records + self._size - 1) // self._size
 
     def __iter__(self) -> Iterator[Any]:
-        index, count = self._shard
-        for chunk in torch.randperm(self._num_records)[index::count].split(self._size):
-            yield chunk.numpy() if self._as_arrays else chunk.tolist()
+        for chunk in torch.randperm(self._num_records).split(self._size):
+            yield chunk.numpy()
 
 
 class _Part(NamedTuple):
@@ -108,68 +87,66 @@ class _Part(NamedTuple):
 
 
 @final
-class Batched:
+class _Batched:
     """A map-style dataset that reads and transforms many records in one call."""
 
-    def __init__(self, work: Work, *, our_source: bool = False) -> None:
+    def __init__(self, work: Work) -> None:
         self._work = work
         self._rng: np.random.Generator | None = None
-        self._source: Any = None
-        if isinstance(work.source, Files):
-            self._source = millstream_source(work.source) if our_source else _source(work.source)
-        self._length = _count(work, self._source)
+        self._source = _source(work)
 
     def __len__(self) -> int:
-        return self._length
+        if isinstance(self._work.source, Columns):
+            return len(next(iter(self._source.values())))
+        return len(self._source)
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(self._work.source, Columns):
-            return {name: torch.from_numpy(column[key]) for name, column in self._work.source.arrays.items()}
+            return {name: torch.from_numpy(column[key]) for name, column in self._source.items()}
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[int]) -> list[Any]:
         if self._rng is None:
-            self._rng = _generator()
-        return apply_to_many(self._work.steps, self._read(keys), self._rng)
-
-    def _read(self, keys: list[int]) -> list[Any]:
+            self._rng = np.random.default_rng((SEED, os.getpid()))
+        source = self._source
         match self._work.source:
-            case Records(values):
-                return [values[key] for key in keys]
-            case Files(format="arrow"):
-                columns = self._source[keys]
-                return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-            case Files(format="bagz") if not hasattr(self._source, "__getitems__"):
-                return list(self._source.read_indices(keys))
+            case Files(format="array_record"):
+                records = list(source.__getitems__(keys))
             case Files():
-                return list(self._source.__getitems__(keys))
-            case Columns(arrays):
-                columns = {name: column[keys] for name, column in arrays.items()}
-                return [{name: column[row] for name, column in columns.items()} for row in range(len(keys))]
-            case Mixture():
-                raise UnsupportedError("it mixes nothing")
+                # A table of HF datasets: columns of the rows.
+                columns = source[keys]
+                records = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+            case _:
+                records = [source[key] for key in keys]
+        return apply_to_many(self._work.steps, records, self._rng)
 
 
-def _source(files: Files) -> Any:
-    if files.format == "bagz":
-        return bagz_reader(files)
-    if files.format == "arrow":
-        return huggingface_dataset(files).with_format("numpy")
-    if files.format in ARRAY_FORMATS:
-        return Rows(files.paths[0], files.format, files.records_per_file)
-    if files.format != "array_record":
-        raise UnsupportedError(f"there is no map-style dataset for {files.format} files")
-    # With the numbers of records given, nothing is opened here: the reader's threads do not survive a fork.
-    count = files.records_per_file
-    return ArrayRecordDataSource([_Part(path, 0, count, count) for path in files.paths])
+def _source(work: Work) -> Any:
+    if work.row_length is not None:
+        raise UnsupportedError("it packs nothing")
+    match work.source:
+        case Records(values):
+            return values
+        case Columns(arrays):
+            return arrays
+        case Files(format="array_record") as files:
+            # With the numbers of records given, nothing is opened here: the reader's threads do not survive a fork.
+            count = files.records_per_file
+            return ArrayRecordDataSource([_Part(path, 0, count, count) for path in files.paths])
+        case Files() as files:
+            from suite.peers.huggingface_adapter import table_of  # noqa: PLC0415  (optional)
+
+            return table_of(files)
+        case Mixture():
+            raise UnsupportedError("it mixes nothing")
 
 
 @final
-class OneByOne:
+class _OneByOne:
     """A map-style dataset as in the tutorial: one record per call, collated by default."""
 
     def __init__(self, work: Work) -> None:
-        self._batched = Batched(work)
+        self._batched = _Batched(work)
 
     def __len__(self) -> int:
         return len(self._batched)
@@ -185,7 +162,7 @@ def _contiguous(value: Any) -> Any:
     return np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value
 
 
-class Survivors(torch.utils.data.IterableDataset):
+class _Survivors(torch.utils.data.IterableDataset):
     """An iterable-style dataset: how PyTorch filters before it batches. Each worker takes its part of the chunks."""
 
     def __init__(self, work: Work) -> None:
@@ -199,38 +176,20 @@ class Survivors(torch.utils.data.IterableDataset):
         values = work.source.values
         worker = torch.utils.data.get_worker_info()
         number, count = (worker.id, worker.num_workers) if worker else (0, 1)
-        rng = _generator()
+        rng = np.random.default_rng((SEED, os.getpid()))
         self._epoch += 1
         order = torch.randperm(len(values), generator=torch.Generator().manual_seed(SEED + self._epoch))
         for keys in order.split(1024)[number::count]:
             yield from apply_to_many(work.steps, [values[key] for key in keys.tolist()], rng)
 
 
-def collate(elements: list[Any]) -> Any:
+def _collate(elements: list[Any]) -> Any:
     """Returns the batch: stacked by NumPy, which has less to do per record, and needs no second core to be fast."""
     first = elements[0]
     if isinstance(first, dict):
-        return {name: collate([element[name] for element in elements]) for name in first}
+        return {name: _collate([element[name] for element in elements]) for name in first}
     if isinstance(first, np.ndarray):
-        if first.nbytes >= LARGE_BYTES and torch.utils.data.get_worker_info() is not None:
+        if first.nbytes >= _LARGE_BYTES and torch.utils.data.get_worker_info() is not None:
             return torch.utils.data.default_collate([np.ascontiguousarray(element) for element in elements])
         return torch.from_numpy(np.stack(elements))
-    if isinstance(first, str):
-        return elements
     return torch.tensor(elements, dtype=torch.float64 if isinstance(first, float) else None)
-
-
-def _generator() -> np.random.Generator:
-    return np.random.default_rng((SEED, os.getpid()))
-
-
-def _count(work: Work, files: Any) -> int:
-    match work.source:
-        case Records(values):
-            return len(values)
-        case Columns(arrays):
-            return len(next(iter(arrays.values())))
-        case Files():
-            return len(files)
-        case Mixture():
-            raise UnsupportedError("it mixes nothing")
