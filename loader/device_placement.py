@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _NARROWED = {np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
 """The integers that JAX converts without an error, and to what; unless it is configured to keep 64 bits."""
 
-Device: TypeAlias = "jax.Device | jax.sharding.Sharding | None"  # type: ignore[valid-type]  # mypy: a variable
+Device: TypeAlias = "jax.Device | jax.sharding.Sharding | None"  # type: ignore[valid-type,unused-ignore]  # a variable for some
 """A destination of batches: one device, several, or the default device."""
 
 
