@@ -233,6 +233,7 @@ def test_a_limit_and_a_full_disk_only_end_the_filling(tmp_path: Path, caplog: py
     assert len([record for record in caplog.records if "cannot grow" in record.message]) == 1
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning", "ignore:.*use of fork:DeprecationWarning")
 def test_a_child_that_was_forked_computes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """LMDB cannot be opened twice there. Its records are right without a warning, and its end closes nothing."""
     with millstream.CachedDataSource(expensive(tmp_path), tmp_path / "cache") as source:
