@@ -72,10 +72,8 @@ dist: $(VENV)/.installed ## Build what is uploaded, in dist, and try the wheel i
 	cd build/tried && bin/python -c 'import millstream; print(next(iter(millstream.load(range(8), batch_size=8, worker_count=1))))'
 	build/tried/bin/millstream --help > /dev/null
 
-# With SCALE=quick it takes minutes instead of hours, and writes results/quick.* instead of results/latest.*.
-SCALE ?= full
-bench: $(VENV)/.bench ## Measure millstream beside its peers, on a machine that does nothing else.
-	$(BIN)/python benchmarks --scale=$(SCALE)
+bench: $(VENV)/.bench ## Measure millstream beside its peers for twenty minutes, on a machine that does nothing else.
+	$(BIN)/python benchmarks
 
 format: $(VENV)/.installed ## Put the code into its format.
 	$(BIN)/ruff format .

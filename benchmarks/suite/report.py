@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from suite.cases import CASES, Case
+from suite.cases import CASES, FAR_SECONDS, Case
 from suite.peers import PEERS
 from suite.runner import Result
 from suite.work import Contender
@@ -13,7 +13,6 @@ from suite.work import Contender
 OURS = "millstream"
 TIMES = "\N{MULTIPLICATION SIGN}"
 NOTHING = "\N{EN DASH}"
-_FAR_SECONDS = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,8 +156,8 @@ def _limit_table(measured: Iterable[Measured]) -> str:
         if ours is None or ours.median is None or not one.case.limit:
             continue
         if one.case.limit == "requests":
-            text = f"{ours.median * _FAR_SECONDS:.0f} in flight"
-            rows.append([f"`{one.case.name}`", text, "reads of 20 ms", NOTHING])
+            text = f"{ours.median * FAR_SECONDS:.0f} in flight"
+            rows.append([f"`{one.case.name}`", text, f"reads of {FAR_SECONDS * 1e3:.0f} ms", NOTHING])
         else:
             speed = ours.median * one.case.record_bytes
             limit = one.machine[f"{one.case.limit}_bytes_per_s"]

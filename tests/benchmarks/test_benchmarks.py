@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,15 @@ def test_every_case_has_two_modes_of_each_peer() -> None:
     assert {contender.peer for case in CASES.values() for contender in case.contenders} == set(PEERS)
     for peer in PEERS.values():
         assert (BENCHMARKS / Path(*peer.module.split("."))).with_suffix(".py").exists()
+
+
+def test_the_flags_that_are_shown_are_known() -> None:
+    """`make bench` and the commands of the page about the benchmarks have no flag that the program lacks."""
+    texts = [(BENCHMARKS / "../Makefile").read_text(), (BENCHMARKS / "README.md").read_text()]
+    commands = [command for text in texts for command in re.findall(r"python benchmarks\b[^`]*?(?=[`\n])", text)]
+    shown = {flag for command in commands for flag in re.findall(r"--(\w+)", command)}
+    assert len(commands) >= 3
+    assert shown <= set(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', (BENCHMARKS / "__main__.py").read_text()))
 
 
 def test_other_contents_are_found_out() -> None:
