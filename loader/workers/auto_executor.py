@@ -7,6 +7,7 @@ Guarantees:
     * Workers get calls once all of them are ready. Until then, this process works as if there were none.
     * If workers cannot start or go on, for instance because an operation cannot be pickled or the system has no process
       left, this process does all work from then on, and one line in the log has the reason.
+    * Each change of the number of workers is a line in the log, of level INFO, with the measurements that decided it.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from millstream.core.signals import is_from_signal_handler
-from millstream.core.warn import log_warning
+from millstream.core.warn import log_info, log_warning
 from millstream.loader.measuring import Profiler, Scheduling, scheduling_of_threads
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
@@ -228,6 +229,7 @@ class AutoExecutor(Executor):
         elif number != before:
             try:
                 workers.resize(number)
+                self._log_choice()
             except OSError as error:
                 self._choice.keep(before, f"the system allows no more: {error}")
 
@@ -235,6 +237,10 @@ class AutoExecutor(Executor):
         self._before, self._active = self._active, executor
         self._length, self._scheduling = WINDOW_SECONDS, None
         self._begin_window(time.perf_counter())
+        self._log_choice()
+
+    def _log_choice(self) -> None:
+        log_info(f'worker_count="auto" chose {self._choice.text}')
 
     def _start(self, *, only_idle: bool = False) -> None:
         try:

@@ -17,3 +17,10 @@ def log_warning(message: str) -> None:
     import logging  # noqa: PLC0415  (takes long to import)
 
     logging.getLogger("millstream").warning("millstream: %s", message)
+
+
+def log_info(message: str) -> None:
+    """Logs information to the logger `millstream`, which shows it only if the program asks for that level."""
+    import logging  # noqa: PLC0415  (takes long to import)
+
+    logging.getLogger("millstream").info("millstream: %s", message)

@@ -109,8 +109,12 @@ def test_the_stream_is_the_same_while_workers_come_die_and_go(monkeypatch: pytes
                         os.kill(chance.choice(pids), signal.SIGKILL)
 
 
-def test_workers_are_added_and_ended(choose: Callable[..., None]) -> None:
-    """There are as many workers as were chosen last: others start, or end after their calls, and all after none."""
+def test_workers_are_added_and_ended(choose: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
+    """There are as many workers as were chosen last: others start, or end after their calls, and all after none.
+
+    The log has a line for each of these numbers.
+    """
+    caplog.set_level("INFO", "millstream")
     choose(1, 1, 1, 3, 3, 3, *[1] * 9, 0)
     counts: list[int] = []
     seen: set[int | None] = set()
@@ -128,6 +132,10 @@ def test_workers_are_added_and_ended(choose: Callable[..., None]) -> None:
     # Which of them still have calls is a matter of time.
     assert counts[2:] in ([2, 1, 0], [1, 0], [2, 0])
     assert not still_there([pid for pid in seen if pid is not None])
+    said = [text.removeprefix('millstream: worker_count="auto" chose ') for text in caplog.messages]
+    assert [text.partition(":")[0] for text in said] == [
+        *("1 worker process", "3 worker processes", "1 worker process", "no worker processes")
+    ]
 
 
 def test_epochs_keep_the_choice_and_the_workers(choose: Callable[..., None]) -> None:
