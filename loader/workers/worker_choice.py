@@ -214,8 +214,8 @@ class WorkerChoice:
         if trial.wait_share <= STARVING or trial.wait_per_batch <= BETTER * waited_before:
             self._tried = None
             share = trial.wait_per_batch / max(waited_before, 1e-9)
-            earlier = f"with {before}" if before else "without"
-            self.reason += f"; the wait for a batch is {share:.0%} of that {earlier}"
+            earlier = f"of that with {before}" if before else "of that without"
+            self.reason += f"; the wait for a batch is {share:.0%} {earlier}"
             if trial.wait_share > STARVING:
                 self._grow(trial)
             return
