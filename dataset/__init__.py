@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from millstream.dataset.map_dataset import MapDataset
     from millstream.dataset.options import DatasetOptions
     from millstream.dataset.splitting import split
-    from millstream.transforms.batching.pad import batch_and_pad as batch_and_pad
+    from millstream.transforms.batching.batch import batch_and_pad as batch_and_pad
 else:
     __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
@@ -89,7 +89,7 @@ else:
             "ZipIterDataset": "millstream.dataset.grain_compat.streams",
             "ZipMapDataset": "millstream.dataset.grain_compat.streams",
             "assert_equal_output_after_checkpoint": "millstream.dataset.grain_compat.checking",
-            "batch_and_pad": "millstream.transforms.batching.pad",
+            "batch_and_pad": "millstream.transforms.batching.batch",
             "index_shuffle": "millstream.dataset.grain_compat.checking",
             "pick_performance_config": "millstream.dataset.grain_compat.checking",
             "split": "millstream.dataset.splitting",

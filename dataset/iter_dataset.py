@@ -54,9 +54,8 @@ from millstream.samplers.mixtures.mixing import Mixing
 from millstream.samplers.mixtures.mixing_schedule import FIRST_EXHAUSTED
 from millstream.samplers.mixtures.mixture_checks import named_components
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
-from millstream.transforms.batching.rebatch import Rebatch
 from millstream.transforms.given import as_transformation
-from millstream.transforms.window_shuffle import WindowShuffle
+from millstream.transforms.regrouping import Rebatch, WindowShuffle
 
 if TYPE_CHECKING:
     import numpy as np

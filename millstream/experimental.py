@@ -6,7 +6,7 @@ Most have a shorter spelling as a method, such as `dataset.take(n)` for `LimitIt
 from typing import TYPE_CHECKING
 
 from millstream.core import lazy_imports
-from millstream.grain_names import REMEDIES
+from millstream.grain_imports import REMEDIES
 
 if TYPE_CHECKING:
     from millstream.dataset import (

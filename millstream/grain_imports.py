@@ -4,6 +4,7 @@ Worker processes and Ray actors install the same finder before they unpickle a p
 
 Every public module of Grain has its counterpart here. A private module, `grain._src.…`, serves any public name, because
 libraries import those from the modules that define them in Grain, and the private names that public projects use.
+Names that millstream does not have are errors that say what to write.
 """
 
 import importlib.abc
@@ -15,7 +16,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, final
 
-from millstream.grain_names import REMEDIES
 from millstream.sharding import ShardOptions
 
 __all__ = ["install_as_grain"]
@@ -179,3 +179,24 @@ _PRIVATE_NAMES: Mapping[str, Callable[[], Any]] = {
     "even_split": lambda: _even_split,
 }
 """Names of private modules of Grain that public projects use, and that are not public in millstream."""
+
+
+REMEDIES: Mapping[str, str] = {
+    "ExecutionTrackingMode": "Leave it out: time is always measured. Call profile() or summary() on an iterator.",
+    "Operation": "Write a Map, a Filter or a FlatMap, which get the data of a record.",
+    "RngPool": "Write dataset.random_map(function, seed=0), whose function gets the generator of each element.",
+    "ShapeDtypeStruct": "Write jax.ShapeDtypeStruct(shape, dtype).",
+    "ShapeDtypeStructProtocol": "Write jax.ShapeDtypeStruct(shape, dtype).",
+    "SharedMemoryArray": "Return a plain np.ndarray: every array travels in shared memory.",
+    "SharedMemoryArrayMetadata": "Return a plain np.ndarray: every array travels in shared memory.",
+    "TfRandomMap": "Write a RandomMap that uses NumPy.",
+    "ThreadPrefetchDatasetIterator": "Write iter(ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=n)).",
+    "__version_info__": 'Write __version__.split(".").',
+    "apply_transformations": "Write dataset.apply(transformations).",
+    "get_element_spec": "Write iter(dataset).trace(), which computes one element of any dataset.",
+    "get_next_index": "Write iterator.step.",
+    "monitoring": "Write loader.metrics() or millstream.prometheus_text().",
+    "multithread_prefetch": "Write dataset.prefetch(ReadOptions(num_threads, num_threads * buffer_size)).",
+    "set_next_index": "Write iterator.seek(index).",
+}
+"""The replacement for each name."""

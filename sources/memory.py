@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core import tree
-from millstream.core.array_likes import find_loss
-from millstream.core.columnar import Allocate, ColumnarRecords, copy_images
+from millstream.core.columnar import Allocate, ColumnarRecords, copy_images, find_loss
 from millstream.sources.base import (
     HeldRecords,
     RecordKeys,

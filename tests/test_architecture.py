@@ -46,7 +46,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "mixtures": {"base", "index", "order", "permutation", "protocols"},
         "rows": {"base", "epochs", "hierarchical", "order", "permutation"},
     },
-    "transforms": {"packing": {"grouping", "transformation"}, "batching": {"packing", "base", "batch", "grouping"}},
+    "transforms": {"packing": {"base", "grouping"}, "batching": {"base", "grouping", "packing"}},
 }
 """The rooms of the parts, and what else of its part each may import. What lies beside the rooms imports all."""
 OUTSIDE_THE_PIPELINE = {

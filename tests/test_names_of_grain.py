@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import millstream as grain
-from millstream.grain_names import REMEDIES
+from millstream.grain_imports import REMEDIES
 from support.documents.document_tables import RowTests, rows
 from support.processes.worker_pools import python
 

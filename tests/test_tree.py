@@ -16,7 +16,7 @@ from millstream.core import tree
 from millstream.loader.debugging import difference
 from millstream.loader.device_placement import Placement
 from millstream.loader.transport.payload import unpicklable_leaves
-from millstream.transforms.batching.pad import pad
+from millstream.transforms.batching.batch import pad
 from millstream.transforms.batching.stack import stack
 from support.draw.elements_of_all_kinds import Pair
 

@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.core.array_likes import find_loss
+from millstream.core.columnar import find_loss
 from millstream.errors import DataSourceError
 from millstream.sources.file_formats import format_of_file
 from millstream.sources.files import megatron_index

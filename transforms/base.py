@@ -1,4 +1,4 @@
-"""The kinds of operations that users subclass or construct from a function.
+"""Operations: their base class, the kinds that users subclass or construct from a function, and calls of the functions.
 
 Each kind takes two type parameters, its input and its output: `class Decode(Map[bytes, Image])`. They are
 optional and serve type checkers only. At run time `Map[bytes, Image]` is `Map` itself, so they change no checkpoint and
@@ -6,18 +6,20 @@ no pickle.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, SupportsIndex, overload
 
-from millstream.core.checks import as_flag, named_arguments
+import numpy as np
+
+from millstream.core.checks import as_flag, as_integer, named_arguments
 from millstream.core.descriptions import described, function_name
-from millstream.transforms.function_checks import check_yields_nothing, checked_results, valid_max_fan_out
-from millstream.transforms.transformation import Transformation
+from millstream.core.signals import cannot_wait
 
 if TYPE_CHECKING:
     from typing import Generic
 
-    import numpy as np
     from typing_extensions import TypeVar  # That of `typing` has no defaults before Python 3.13.
 
     In = TypeVar("In", bound=Any, default=Any)
@@ -33,6 +35,50 @@ else:
 
         def __class_getitem__(cls, types: object) -> type:
             return cls
+
+
+BEFORE = "before "
+"""The beginning of the path of an operation that the library inserts."""
+
+
+class Transformation:
+    """An operation of a pipeline: a Map, RandomMap, MapWithIndex, Filter, FlatMap or Batch. Subclass one of these.
+
+    Attributes:
+        keeps_count: True if the number of outputs depends only on the number of inputs.
+        is_complete: True if the class needs no method from users, as Batch and OnlyFor.
+        gathers: True if an output is built from several elements. Operations before it work element by element.
+        is_between: True if the library inserts it between the user's operations, whose numbers do not count it.
+        regroups: True if it groups elements as they arrive, whatever their positions are (see `grouping`).
+        makes_batches: True if its outputs are batches: stacked elements.
+        has_one_shape: False if the shapes of outputs depend on the elements, so that the shards of a step may differ.
+        num_random: the number of functions in it that draw random numbers.
+
+    Examples:
+        >>> operations: list[millstream.transforms.Transformation] = [millstream.Map(len), millstream.Batch(2)]
+        >>> list(millstream.load(["a", "bc"], num_epochs=1, transformations=operations))
+        [array([1, 2])]
+    """
+
+    keeps_count: ClassVar[bool] = True
+    is_complete: ClassVar[bool] = False
+    gathers: ClassVar[bool] = False
+    is_between: ClassVar[bool] = False
+    regroups: ClassVar[bool] = False
+    makes_batches: ClassVar[bool] = False
+    has_one_shape: ClassVar[bool] = True
+    num_random: ClassVar[int] = 0
+
+
+def numbers_of(operations: Sequence[Transformation]) -> tuple[int, ...]:
+    own = [not operation.is_between for operation in operations]
+    return tuple(itertools.accumulate(own, initial=0))[: len(own)]
+
+
+def paths_of(operations: Sequence[Transformation]) -> tuple[str, ...]:
+    """Returns the path of each operation in the user's list; of an inserted one, the path that it precedes."""
+    numbered = zip(numbers_of(operations), operations, strict=True)
+    return tuple(f"{BEFORE * operation.is_between}operations[{number}]" for number, operation in numbered)
 
 
 def _only_of_kinds(constructor: Callable[..., None]) -> Callable[..., None]:
@@ -318,3 +364,107 @@ METHODS: dict[type, str] = {
 def _not_overridden(operation: _Operation[Any], *_: Any) -> NotImplementedError:
     kind = next(kind for kind in METHODS if isinstance(operation, kind))
     return NotImplementedError(f"{type(operation).__name__} must override {METHODS[kind]}.")
+
+
+def valid_max_fan_out(name: str, max_fan_out: object) -> int:
+    """Returns `max_fan_out` as an int. Errors name the operation."""
+    if max_fan_out is None:
+        raise TypeError(f"{name} needs max_fan_out, an integer: the maximum number of children per element.")
+    # Positions of children, and indices, are products with it.
+    return as_integer(max_fan_out, f"{name}'s max_fan_out", minimum=1, maximum=1 << 62)
+
+
+def check_yields_nothing(name: str, function: object) -> None:
+    called = (function, getattr(type(function), "__call__", None))  # noqa: B004  (the method of its class)
+    if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in called):
+        raise TypeError(
+            f"{name} needs a function that returns one result per element, got {function_name(function)}, which is "
+            "async. Write a plain function: threads (ReadOptions) and workers run several calls concurrently."
+        )
+    if any(map(inspect.isgeneratorfunction, called)):
+        raise TypeError(
+            f"{name} needs a function that returns one result per element, got {function_name(function)}, "
+            "which yields. Use FlatMap(function, max_fan_out) to split an element into several. To group elements as "
+            "they arrive, use Batch, Rebatch, ConcatThenSplit or a packer."
+        )
+
+
+def children_of(flat_map: Any, limit: int, element: Any) -> list[Any]:
+    # One more than allowed is enough to detect an error; a generator may be endless.
+    children = list(itertools.islice(flat_map.flat_map(element), limit + 1))
+    if len(children) > limit:
+        raise ValueError(
+            f"flat_map must return at most max_fan_out = {limit} elements, got more. Set max_fan_out to the maximum "
+            "number of elements that one element can be split into."
+        )
+    return children
+
+
+MapBatch = Callable[[list[Any]], Any]
+"""A function from a list of elements to as many results."""
+
+
+class WholeCallError(Exception):
+    """Elements fail together, with `error`, but none of them fails alone."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def results_of(operation: Any, values: Sequence[Any]) -> Iterator[Any]:
+    """Returns the results of a Map, in order.
+
+    Raises:
+        WholeCallError: the Map is batched, and fails for all elements together, but for none of them alone.
+    """
+    if not operation.is_batched:
+        return map(operation.map, values)
+    return _batched_results(operation.map_batch, list(values))
+
+
+def _batched_results(map_batch: MapBatch, values: list[Any]) -> Iterator[Any]:
+    """Returns the results of one call. If it fails, it is repeated element by element, to find the one at fault.
+
+    The results are then those up to the first element that fails alone, followed by its error.
+    """
+    try:
+        return iter(checked_results(map_batch, values))
+    except BaseException as error:
+        if cannot_wait(error):
+            raise
+        return _single_results(map_batch, values, error)
+
+
+def checked_results(map_batch: MapBatch, values: list[Any]) -> Sequence[Any]:
+    """Returns the results of one call: a list, tuple or array with one for each element."""
+    if not values:
+        return []
+    results = map_batch(list(values))  # The function may change its list.
+    if not isinstance(results, list | tuple) and np.ndim(results if isinstance(results, np.ndarray) else 0) == 0:
+        raise TypeError(
+            "A batched map must return a list, a tuple or an array with one result per element, got "
+            f"{type(results).__name__}."
+        )
+    if len(results) != len(values):
+        raise ValueError(
+            f"A batched map must return one result per element, got {len(results)} results for {len(values)} elements."
+        )
+    made: Sequence[Any] = results
+    return made
+
+
+def _single_results(map_batch: MapBatch, values: list[Any], error: BaseException) -> Iterator[Any]:
+    made: list[Any] = []
+    try:
+        for value in values:
+            made += checked_results(map_batch, [value])
+    except BaseException as failure:
+        if cannot_wait(failure):
+            raise
+        return itertools.chain(made, map(_raise, [failure]))
+    raise WholeCallError(error) from error
+
+
+def _raise(error: BaseException) -> Any:
+    raise error

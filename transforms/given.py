@@ -4,10 +4,17 @@ import dataclasses
 import reprlib
 from typing import Any
 
-from millstream.transforms.base import METHODS, Filter, FlatMap, Map, RandomMap
-from millstream.transforms.batch import Batch
-from millstream.transforms.function_checks import check_yields_nothing, valid_max_fan_out
-from millstream.transforms.transformation import Transformation
+from millstream.transforms.base import (
+    METHODS,
+    Filter,
+    FlatMap,
+    Map,
+    RandomMap,
+    Transformation,
+    check_yields_nothing,
+    valid_max_fan_out,
+)
+from millstream.transforms.batching.batch import Batch
 
 _FUNCTION_FIELDS = {"map_function": Map, "random_map_function": RandomMap, "condition_function": Filter}
 """The fields of Grain's older operations that hold a function, each with the kind of the operation."""

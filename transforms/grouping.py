@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from millstream.core.columnar import Allocate
 from millstream.core.randomness import OF_GROUPS, generator
 from millstream.core.segments import Segments
-from millstream.transforms.transformation import Transformation
+from millstream.transforms.base import Transformation
 
 MAX_FAN_OUT = 1 << 20
 """Upper bound, exclusive, on the number of values that one element may be split into. Each value has its own index."""

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, final
 
 from millstream.core.columnar import ColumnarRecords
 from millstream.transforms import Filter
-from millstream.transforms.base import RandomMap
-from millstream.transforms.transformation import Transformation
+from millstream.transforms.base import RandomMap, Transformation
 
 
 @final

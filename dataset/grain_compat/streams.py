@@ -19,12 +19,9 @@ from millstream.loader.device_iterator import DeviceIterator
 from millstream.loader.device_placement import Placement
 from millstream.loader.threads.options import ReadOptions
 from millstream.transforms import FlatMap, Transformation
-from millstream.transforms.batching.rebatch import Rebatch
-from millstream.transforms.packing.best_fit import BestFitPack
-from millstream.transforms.packing.bins import BinPack
+from millstream.transforms.packing.bins import BestFitPack, BinPack, FirstFitPack
 from millstream.transforms.packing.concat_then_split import BOSHandling, ConcatThenSplit
-from millstream.transforms.packing.first_fit import FirstFitPack
-from millstream.transforms.window_shuffle import WindowShuffle
+from millstream.transforms.regrouping import Rebatch, WindowShuffle
 
 
 class LimitIterDataset(IterDataset[Any]):

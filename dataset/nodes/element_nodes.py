@@ -20,10 +20,9 @@ from millstream.loader.measuring import observer
 from millstream.loader.pipeline.steps import annotated
 from millstream.samplers.order import Occurrences
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
-from millstream.transforms.base import METHODS
-from millstream.transforms.batching.pad import pad
+from millstream.transforms.base import METHODS, WholeCallError, children_of, results_of, valid_max_fan_out
+from millstream.transforms.batching.batch import pad
 from millstream.transforms.batching.stack import stack
-from millstream.transforms.function_checks import WholeCallError, children_of, results_of, valid_max_fan_out
 from millstream.transforms.of_chains import SeededRandomMap
 
 

@@ -15,7 +15,7 @@ from millstream.core.warn import log_warning
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.description import CODE
 from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream
-from millstream.transforms.transformation import BEFORE
+from millstream.transforms.base import BEFORE
 
 ALLOWABLE = ("global_batch", "on_error", "operations", "sampler", "source", "stream")
 """The names of what can differ on purpose. A path within one, such as `operations[0].size`, accepts less.

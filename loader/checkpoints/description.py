@@ -40,8 +40,8 @@ from typing import Any
 import numpy as np
 
 from millstream.core.signals import is_from_signal_handler
-from millstream.transforms.dataset_selection import DatasetSelectionMap
-from millstream.transforms.transformation import Transformation
+from millstream.transforms.base import Transformation
+from millstream.transforms.grain_classes import DatasetSelectionMap
 
 CODE = "code "
 """The beginning of a digest of code. Digests of two minor versions of Python cannot be compared."""

@@ -55,8 +55,8 @@ from millstream.transforms import (
     Transformation,
     WithComponent,
 )
-from millstream.transforms.only_for import leaves
-from millstream.transforms.transformation import paths_of
+from millstream.transforms.base import paths_of
+from millstream.transforms.components import leaves
 
 SAMPLE_SIZE = 16
 """The number of records of a list, tuple or array that are described."""

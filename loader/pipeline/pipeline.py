@@ -22,8 +22,8 @@ from millstream.sources import DataSource
 from millstream.sources.base import LoaderView, loader_view
 from millstream.sources.source_checks import check_no_columns, check_readable
 from millstream.transforms import Batch, OnlyFor, Pack, Transformation, WithComponent
+from millstream.transforms.base import numbers_of, paths_of
 from millstream.transforms.given import as_transformation
-from millstream.transforms.transformation import numbers_of, paths_of
 
 
 class FilterLimits(NamedTuple):

@@ -20,8 +20,8 @@ from millstream.loader.pipeline.steps import Step, compile_step, group_step, pre
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import has_varying_batches
 from millstream.transforms import Batch, Filter, FlatMap, Pack, Transformation
+from millstream.transforms.components import leaves
 from millstream.transforms.grouping import Grouping, GroupingOperation
-from millstream.transforms.only_for import leaves
 
 Instrument: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 """A function that wraps another one, given the name of the stage whose work that one does."""

@@ -38,12 +38,12 @@ from millstream.transforms import (
     Transformation,
     WithComponent,
 )
-from millstream.transforms.batching.pad import pad
+from millstream.transforms.base import WholeCallError, children_of, results_of
+from millstream.transforms.batching.batch import pad
 from millstream.transforms.batching.stack import stack
-from millstream.transforms.function_checks import WholeCallError, children_of, results_of
+from millstream.transforms.components import leaves
 from millstream.transforms.grouping import MAX_FAN_OUT, GroupId, GroupingOperation, Prepared
 from millstream.transforms.of_chains import AbsentElement, Present, SeededRandomMap
-from millstream.transforms.only_for import leaves
 
 MAX_HELD_RECORDS = 1 << 30
 """No source holds this many records in memory as objects. A source that claims more reads or generates them."""

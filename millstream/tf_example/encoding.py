@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.core.array_likes import find_loss
+from millstream.core.columnar import find_loss
 from millstream.tf_example.features import KINDS
 from millstream.tf_example.wire import BYTES
 

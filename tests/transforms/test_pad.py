@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 import millstream
 from millstream.transforms import BucketBatch, PadTo, TokenBudgetBatch
-from millstream.transforms.batch import PaddedBatch
-from millstream.transforms.batching.pad import pad
+from millstream.transforms.batching.batch import PaddedBatch, pad
 from millstream.transforms.batching.stack import stack
 from support.draw.elements_of_all_kinds import BFLOAT16, STRUCTURED, Example, FrozenExample, Pair, filled
 from support.streams import comparable

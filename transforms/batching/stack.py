@@ -36,8 +36,15 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from millstream.core import tree
-from millstream.core.array_likes import find_loss
-from millstream.core.columnar import Allocate, ColumnarRecords, any_flipped, copy_images, stack_objects, stack_texts
+from millstream.core.columnar import (
+    Allocate,
+    ColumnarRecords,
+    any_flipped,
+    copy_images,
+    find_loss,
+    stack_objects,
+    stack_texts,
+)
 from millstream.errors import StackError
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]

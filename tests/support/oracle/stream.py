@@ -12,8 +12,8 @@ from millstream.samplers import IndexSampler
 from millstream.sharding import NoSharding, ShardOptions
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, PaddedBatch, RandomMap, Transformation
 from millstream.transforms.batching.stack import stack
+from millstream.transforms.components import leaves
 from millstream.transforms.grouping import GroupingOperation
-from millstream.transforms.only_for import leaves
 from support.oracle.groupings import PLAIN
 
 Element = tuple[int, int, Any]  # position, index, value

@@ -1,5 +1,6 @@
-"""Packing and batching of whole documents in one operation, in the form of Grain's older API."""
+"""Classes that only Grain's users know: packing and batching in one operation, and maps for `select_from_datasets`."""
 
+import abc
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, SupportsIndex, final
 
@@ -11,8 +12,7 @@ from millstream.core.checks import named_arguments
 from millstream.core.columnar import Allocate
 from millstream.core.segments import Segments
 from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared, lengths_of
-from millstream.transforms.packing.bins import Bins
-from millstream.transforms.packing.first_fit import FirstFitPack
+from millstream.transforms.packing.bins import Bins, FirstFitPack
 
 
 @final
@@ -115,3 +115,27 @@ def _leaves(structure: Mapping[str, Any], element: Any, path: str = "") -> Itera
 def _nested(structure: Mapping[str, Any], arrays: Iterator[Any]) -> Any:
     """Returns arrays, in the order of the features, in the form of a nested length_struct."""
     return tree.map_leaves(lambda _: next(arrays), structure)
+
+
+class DatasetSelectionMap(abc.ABC):
+    """The argument of `MapDataset.select_from_datasets`. Subclass it, or use any sequence of pairs instead.
+
+    Examples:
+        >>> class InTurn(millstream.transforms.DatasetSelectionMap):
+        ...     def __len__(self):
+        ...         return 4
+        ...
+        ...     def __getitem__(self, index):
+        ...         return index % 2, index // 2
+        >>> datasets = [millstream.MapDataset.source(["a", "b"]), millstream.MapDataset.source(["X", "Y"])]
+        >>> list(millstream.MapDataset.select_from_datasets(datasets, InTurn()))
+        ['a', 'X', 'b', 'Y']
+    """
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Returns the number of positions per epoch."""
+
+    @abc.abstractmethod
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        """Returns the number of a dataset and a position in it, for any position from 0, also beyond the length."""
