@@ -10,7 +10,7 @@ from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import Source
 from millstream.dataset.step import Step, folded
 from millstream.loader.pipeline.steps import MAX_HELD_RECORDS, may_depend_on_thread
-from millstream.loader.tracing import element_text
+from millstream.loader.reporting.preview import element_text
 
 SHOWN_PARENTS = 8
 """Maximum number of parents that are shown; the others are counted."""

@@ -24,8 +24,8 @@ from millstream.loader.pipeline.elements import Elements, Origins, describe_orig
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import READ, Plan
 from millstream.loader.pipeline.stages import split_stages
+from millstream.loader.reporting.preview import first_outputs
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.loader.tracing import first_outputs
 from millstream.loader.transport.payload import unpicklable_leaves
 from millstream.samplers.index import SequentialSampler
 from millstream.transforms import Filter

@@ -14,10 +14,10 @@ from millstream.loader.pipeline.calls import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Instrument
-from millstream.loader.processes.launch_context import launch_context
 from millstream.loader.scheduling.executor import Executor
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS
+from millstream.loader.transport.importable_modules import launch_context
 from millstream.loader.views import Insight, Measured, serve_if_requested
 from millstream.loader.workers.worker_choice import BATCH_SECONDS, ELEMENT_SECONDS, WorkerChoice
 

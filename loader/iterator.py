@@ -21,9 +21,9 @@ from millstream.core.checks import as_integer
 from millstream.core.trace_annotations import WAIT, annotation
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.checkpointable import ResumableIterator
-from millstream.loader.checkpoints.runs import Run
 from millstream.loader.checkpoints.state import (
     LoaderState,
+    Run,
     Stream,
     combined,
     count_outputs,

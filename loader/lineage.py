@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.checks import as_integer
-from millstream.loader.checkpoints.runs import Run, Segment
+from millstream.loader.checkpoints.state import Run, Segment
 from millstream.loader.pipeline.elements import Origins
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan, keys_in_epochs

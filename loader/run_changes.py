@@ -13,8 +13,7 @@ from millstream.core.warn import log_warning
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.checkpointable import Exclusive
 from millstream.loader.checkpoints.fingerprint import Declared
-from millstream.loader.checkpoints.runs import Run
-from millstream.loader.checkpoints.state import Stream, fingerprint_of_pipeline, stream_of
+from millstream.loader.checkpoints.state import Run, Stream, fingerprint_of_pipeline, stream_of
 from millstream.loader.execution import Execution
 from millstream.loader.lineage import Composition, RunLineage
 from millstream.loader.pipeline.calls import Cursor, Position

@@ -32,11 +32,10 @@ if TYPE_CHECKING:
 
     from millstream.loader.measuring import Event
     from millstream.loader.pipeline.elements import FailedRecord
-    from millstream.loader.reporting.preview import Preview
+    from millstream.loader.reporting.preview import Preview, Trace
     from millstream.loader.reporting.snapshot import ComponentCounter, LoaderSnapshot, Measurements, Streams
     from millstream.loader.reporting.summary import Summary
     from millstream.loader.scheduling.status import ExecutorStatus, PipelineStatus
-    from millstream.loader.tracing import Trace
     from millstream.loader.workers.worker_choice import WorkerChoice
 
 
@@ -173,7 +172,7 @@ class Insight:
 
         It is that of `pipeline` if one is given: an equivalent pipeline with the user's operations one by one.
         """
-        from millstream.loader.tracing import Trace, traced  # noqa: PLC0415  (lazy, as above)
+        from millstream.loader.reporting.preview import Trace, traced  # noqa: PLC0415  (lazy, as above)
 
         self._check_random_access("trace")
         insight = self
@@ -211,7 +210,7 @@ class Insight:
 
     def _first_outputs(self, count: int, pipeline: Pipeline | None) -> tuple[list[Any], bool, Any]:
         """Returns the first outputs, True if operations make batches of them, and the classes of the source, if any."""
-        from millstream.loader.tracing import first_outputs  # noqa: PLC0415  (lazy, as above)
+        from millstream.loader.reporting.preview import first_outputs  # noqa: PLC0415  (lazy, as above)
 
         self._check_random_access("preview")
         pipeline = pipeline or self._plan.pipeline

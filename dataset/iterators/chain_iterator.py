@@ -21,7 +21,7 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.transforms.of_chains import AbsentElement
 
 if TYPE_CHECKING:
-    from millstream.loader.tracing import Trace
+    from millstream.loader.reporting.preview import Trace
 
 
 @final

@@ -75,7 +75,7 @@ RETURNED = {
         "lineage.RecordLocation",
         "reporting.summary.Summary",
         "reporting.advice.Advice",
-        "tracing.Trace",
+        "reporting.preview.Trace",
         "reporting.preview.Preview",
     ]
 }

@@ -26,9 +26,8 @@ from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.threads.options import affordable_threads
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.transport.arena import INLINE_BYTES
-from millstream.loader.transport.class_table import ClassTable
-from millstream.loader.transport.element_columns import to_columns
-from millstream.loader.transport.payload import INLINE_PICKLE_BYTES, Failure, pack_failure
+from millstream.loader.transport.payload import INLINE_PICKLE_BYTES, Failure, pack_failure, to_columns
+from millstream.loader.transport.pickling import ClassTable
 from millstream.loader.transport.pipeline_file import unpickle_pipelines
 from millstream.loader.workers.any_worker import AnyWorker
 from millstream.loader.workers.call_runner import CallResult, runner_of_epochs

@@ -20,9 +20,8 @@ from millstream.loader.measuring import HAND_OVER
 from millstream.loader.pipeline.calls import Blocks, Call, Position
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.transport.class_table import ClassTable
-from millstream.loader.transport.element_columns import to_elements
-from millstream.loader.transport.payload import copied, unpack_failure
+from millstream.loader.transport.payload import copied, to_elements, unpack_failure
+from millstream.loader.transport.pickling import ClassTable
 from millstream.loader.workers.workers_executor import WorkersExecutor
 
 GUILT_OF_LOST = 0.25

@@ -24,8 +24,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any, NoReturn, final
 
-from millstream.loader.processes.channel import Channel, close_all
-from millstream.loader.processes.messages import End, Ended, Exited, Fork, Forked, NotForked
+from millstream.loader.processes.channel import Channel, End, Ended, Exited, Fork, Forked, NotForked, close_all
 from millstream.loader.processes.process_control import (
     SLICE_SECONDS,
     adopt_orphans,

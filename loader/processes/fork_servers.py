@@ -31,12 +31,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self, final
 
 from millstream.core.signals import SignalSafeLock
-from millstream.loader.processes.channel import Channel, send_now
-from millstream.loader.processes.launch_context import LaunchContext, current_folder
-from millstream.loader.processes.messages import End, Ended
+from millstream.loader.processes.channel import Channel, End, Ended, send_now
 from millstream.loader.processes.process_control import kill_session, wait_slices
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import create_arena_file
+from millstream.loader.transport.importable_modules import LaunchContext, current_folder
 from millstream.loader.workers.any_worker import AnyWorker
 from millstream.loader.workers.warm_pools import Retirement, removed
 

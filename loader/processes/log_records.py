@@ -15,8 +15,7 @@ from collections import deque
 from typing import Any, final
 
 from millstream.core.signals import is_from_signal_handler
-from millstream.loader.processes.channel import Channel
-from millstream.loader.processes.messages import Logged, Message
+from millstream.loader.processes.channel import Channel, Logged, Message
 
 MAX_RECORDS = 1000
 """The number of records that wait while another thread sends. Later ones are dropped, and counted."""

@@ -1,4 +1,4 @@
-"""A pool of worker processes, seen from the parent: workers, channels, arenas and events.
+"""A pool of worker processes, seen from the parent: workers, channels, arenas, descriptors, pipelines and events.
 
 Guarantees:
     * The parent never blocks on a worker. It sends what the sockets take, receives what has arrived, and waits for all
@@ -7,6 +7,11 @@ Guarantees:
       count. The pool reports deaths and forks replacements. The executor decides what happens to the lost calls.
     * Only time that the consumer spends waiting counts as a stall. If a wait outlasts its timeout, the machine was
       suspended, and the excess does not count.
+    * `stop()` and the pool's finalizer take at most `fork_servers.CLOSE_SECONDS`, and leave no process of the pool and
+      no descriptor. Any thread may call `stop()`: one lock guards the list of workers and every transfer of
+      descriptors, so each descriptor is closed exactly once.
+    * Processes are started and reaped, and descriptors opened, in fresh threads, where Ctrl-C and other signal handlers
+      cannot interrupt. Every process and descriptor therefore has an owner, and no zombie remains.
 
 A pool costs three descriptors per worker (channel, process handle, crash log), and two for itself. Its fork server
 costs one.
@@ -17,20 +22,19 @@ import functools
 import itertools
 import os
 import select
+import signal
 import socket
 import sys
+import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, final
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
+from millstream.core.signals import SignalSafeLock
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.processes.channel import Channel, close_all
-from millstream.loader.processes.launch_context import LaunchContext
-from millstream.loader.processes.limits import arena_size, explained_limits
-from millstream.loader.processes.loaded_pipelines import LoadedPipelines
-from millstream.loader.processes.log_records import log_here
-from millstream.loader.processes.messages import (
+from millstream.loader.processes.channel import (
+    Channel,
     Exited,
     Fork,
     Forked,
@@ -42,10 +46,13 @@ from millstream.loader.processes.messages import (
     PipelineFailed,
     Ready,
     Result,
+    Unload,
+    close_all,
 )
-from millstream.loader.processes.pool_processes import PoolProcesses, Worker
+from millstream.loader.processes.fork_servers import FORK_SERVERS, Connection, Launch
+from millstream.loader.processes.log_records import log_here
 from millstream.loader.processes.process_control import wait_slices
-from millstream.loader.processes.process_report import create_crash_log
+from millstream.loader.processes.process_report import arena_size, create_crash_log, explained_limits
 from millstream.loader.threads.options import (
     MultiprocessingOptions,
     ReadOptions,
@@ -56,10 +63,246 @@ from millstream.loader.threads.options import (
 )
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import ArenaView, create_arena_file
-from millstream.loader.transport.pipeline_file import pack_pipelines
-from millstream.loader.workers.any_worker import first_free
-from millstream.loader.workers.process_settings import ProcessSettings, Trainer
+from millstream.loader.transport.importable_modules import LaunchContext
+from millstream.loader.transport.pickling import ClassTable
+from millstream.loader.transport.pipeline_file import pack_pipelines, write_chunks
+from millstream.loader.workers.any_worker import AnyWorker, first_free
+from millstream.loader.workers.process_settings import ProcessSettings, Trainer, variables_of
 from millstream.loader.workers.worker_imports import changed, code_digests
+
+if TYPE_CHECKING:
+    import subprocess
+
+
+@final
+class Worker(AnyWorker):
+    """The parent's side of a worker process. The worker or the fork server reports its process ID.
+
+    Attributes:
+        index: its index among the workers that run, which a replacement takes over.
+        handle: the process handle (pidfd); None if the system has none.
+        is_ready: True once the worker has unpickled the pipelines.
+        is_extra: True for a worker that was added to others: these do the work until it is ready.
+        is_leaving: True for a worker that gets no more calls, and ends after those that it has.
+    """
+
+    def __init__(self, number: int, index: int, channel: Channel, arena: ArenaView, crash_log: int) -> None:
+        super().__init__(number)
+        self.index = index
+        self.channel = channel
+        self.arena = arena
+        self.crash_log = crash_log
+        self.handle: int | None = None
+        self._unclosed = [crash_log]
+        self.exited: Exited | None = None
+        self.is_ready = False
+        self.is_extra = False
+        self.is_leaving = False
+
+    @property
+    def accepts_calls(self) -> bool:
+        return not self.is_leaving and (self.is_ready or not self.is_extra)
+
+    def set_process(self, pid: int, handle: int | None) -> None:
+        """Takes ownership of the process handle."""
+        self.pid = pid
+        if handle is not None:
+            self.handle = handle
+            self._unclosed.append(handle)
+
+    def request_stacks(self) -> None:
+        """Makes a ready worker write its stacks, even from inside C code."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.handle is not None:
+                signal.pidfd_send_signal(self.handle, signal.SIGUSR1)
+            elif self.pid is not None:
+                os.kill(self.pid, signal.SIGUSR1)
+
+    def close(self) -> None:
+        """Closes the parent's descriptors. Arrays on the arena stay valid. Idempotent, even after an interrupt."""
+        self.channel.shut_down()
+        close_all(self._unclosed)
+
+
+@final
+class PoolProcesses:
+    """The processes and descriptors of a pool. The pool's finalizer holds this object, but not the pool."""
+
+    def __init__(self, context: LaunchContext, environment: Mapping[str, str]) -> None:
+        self._context = context
+        self._environment = environment
+        self._connection: Connection | None = None
+        self.control: Channel | None = None
+        self.workers: list[Worker] = []
+        self.owner = os.getpid()
+        # The descriptors of the files of pipelines, the first one that of those that workers start with.
+        self._files: list[list[int]] = []
+        # One thread may close the iterator while another one, waiting for a batch, restarts the pool.
+        self.lock = SignalSafeLock(threading.RLock())
+        self.is_shut_down = False  # True once the end of the pool has begun.
+
+    @property
+    def fork_server(self) -> "subprocess.Popen[bytes] | None":
+        """The process of the fork server; None before the start and after the end of the pool."""
+        return None if self._connection is None else self._connection.server.process
+
+    @property
+    def pipelines(self) -> int:
+        """The descriptor of the file of the pipelines that workers start with."""
+        return self._files[0][0]
+
+    def store(self, chunks: Sequence[memoryview]) -> list[int]:
+        """Returns a list with the descriptor of a new file of pipelines, or an empty one after the pool was stopped.
+
+        `close_all` of the list closes the file early.
+        """
+        with self.lock:
+            file: list[int] = []
+            if not self.is_shut_down:
+                self._files = [other for other in self._files if other]
+                self._files.append(file)
+                file.append(write_chunks(chunks))
+            return file
+
+    def connect(self, *, shared: bool = True) -> None:
+        """Gets a fork server, unless the pool was stopped. No other pool uses it if it is not `shared`."""
+        with self.lock:
+            if not self.is_shut_down:
+                launch = Launch.now(self._context, self._environment)
+                self._connection = FORK_SERVERS.connect(launch, self.workers, shared=shared)
+                self.control = self._connection.channel
+
+    def release(self, worker: Worker) -> None:
+        """Closes the parent's descriptors of a worker, and removes it from the pool."""
+        with self.lock:
+            worker.close()
+            # Another thread may have released it.
+            if worker in self.workers:
+                self.workers.remove(worker)
+                worker.arena.retire()
+
+    def stop(self) -> None:
+        """Ends the processes. Does nothing in a forked process, which only has copies of the descriptors."""
+        if self.owner != os.getpid():
+            return
+        # An interrupt may end any step, and the next call repeats it. So state is cleared after a step is complete.
+        with self.lock:
+            self.control = None
+            # All channels close before the first wait, so that workers exit together.
+            for worker in self.workers:
+                worker.channel.shut_down()
+        if (connection := self._connection) is not None:
+            # A list instead of an Event: `append` is atomic, but a signal handler may interrupt `Event.set` halfway.
+            interrupted: list[bool] = []
+            try:
+                # In a fresh thread: an interrupt inside Popen.wait may leave its lock locked, and the process unreaped.
+                in_fresh_thread(functools.partial(connection.close, interrupted))
+            except BaseException:
+                # A second Ctrl-C.
+                interrupted.append(True)
+                raise
+            finally:
+                if connection.is_closed:
+                    self._connection = None
+        with self.lock:
+            while self.workers:
+                self.workers[-1].close()
+                # After the process has exited: a running worker would allocate the pages again.
+                self.workers[-1].arena.retire()
+                self.workers.pop()
+
+    def shut_down(self) -> None:
+        try:
+            # Not in a forked process: the thread that holds the lock may not exist there.
+            if self.owner == os.getpid():
+                with self.lock:
+                    self.is_shut_down = True
+                self.stop()
+        finally:
+            for file in self._files:
+                close_all(file)
+
+
+MAX_IDLE_PIPELINES = 64
+"""The maximum number of pipelines without calls that workers keep, of those that they got while they ran."""
+
+
+class _Loaded(NamedTuple):
+    """A pipeline that the workers get while they run: the message to each, and the descriptor of its file."""
+
+    message: Load
+    file: list[int]
+    has_new_classes: bool  # Replacements need it, because later elements may have a class that crossed with it.
+
+
+@final
+class LoadedPipelines:
+    """The numbers of pipelines by name. Those that each worker starts with have the numbers 0, 1, …."""
+
+    def __init__(self, names: Iterable[Hashable]) -> None:
+        self._first = {name: number for number, name in enumerate(names)}
+        self._next_number = len(self._first)
+        # The one used last comes last.
+        self._loaded: dict[Hashable, _Loaded] = {}
+        # Those that workers have dropped, and replacements get for their classes.
+        self._dropped: list[_Loaded] = []
+
+    def find(self, name: Hashable) -> int | None:
+        """Returns the number of a pipeline, or None if the workers lack it."""
+        if name in self._loaded:
+            loaded = self._loaded[name] = self._loaded.pop(name)
+            return loaded.message.number
+        return self._first.get(name)
+
+    def pack(self, pipeline: Pipeline, classes: ClassTable) -> tuple[list[memoryview], Load, bool]:
+        """Returns the content of the file of a new pipeline, the message to each worker, and True if it has classes.
+
+        These are new classes that cross by value with it. They are added to `classes`.
+        """
+        content, file, crossed = pack_pipelines([pipeline])
+        number, num_known = self._next_number, len(classes)
+        self._next_number += 1
+        message = Load(number, file, classes.number(list(crossed)), variables_of([pipeline]))
+        return content, message, len(classes) > num_known
+
+    def add(self, name: Hashable, message: Load, file: list[int], workers: Iterable[Worker], *, has_new: bool) -> None:
+        """Adds a pipeline, and sends it to the workers. They, and their replacements, share its file."""
+        self._loaded[name] = loaded = _Loaded(message, file, has_new)
+        _send(loaded, workers)
+
+    def send_all(self, worker: Worker) -> None:
+        """Sends a new worker the pipelines that it does not start with."""
+        for loaded in [*self._dropped, *self._loaded.values()]:
+            _send(loaded, [worker])
+        for loaded in self._dropped:
+            worker.channel.send(Unload(loaded.message.number))
+
+    def forget(self, name: Hashable) -> None:
+        """Forgets a pipeline that workers may lack, because sending it has failed."""
+        if (loaded := self._loaded.pop(name, None)) is not None:
+            self._drop(loaded)
+
+    def drop_idle(self, in_use: Collection[int], workers: Collection[Worker]) -> None:
+        """Drops the oldest pipelines, if more than MAX_IDLE_PIPELINES are not in use."""
+        idle = [name for name, loaded in self._loaded.items() if loaded.message.number not in in_use]
+        for name in idle[: max(0, len(idle) - MAX_IDLE_PIPELINES)]:
+            loaded = self._loaded.pop(name)
+            self._drop(loaded)
+            for worker in workers:
+                worker.channel.send(Unload(loaded.message.number))
+
+    def _drop(self, loaded: _Loaded) -> None:
+        if loaded.has_new_classes:
+            self._dropped.append(loaded)
+        else:
+            close_all(loaded.file)
+
+
+def _send(loaded: _Loaded, workers: Iterable[Worker]) -> None:
+    # Closed by another thread that stops the pool.
+    for worker in workers if loaded.file else ():
+        worker.channel.send(loaded.message, loaded.file)
+
 
 EXIT_SECONDS = 2.0
 """The time to wait for the fork server's report of a worker's exit status."""

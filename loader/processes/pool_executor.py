@@ -10,14 +10,14 @@ from millstream.loader.measuring import HAND_OVER
 from millstream.loader.pipeline.calls import Blocks, Call, Position
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.processes.limits import describe_limits, explain_limit
-from millstream.loader.processes.messages import Exited, PipelineFailed, Result, Task
-from millstream.loader.processes.pool import Event, ForkServerDied, Pool
-from millstream.loader.processes.pool_processes import Worker
+from millstream.loader.processes.channel import Exited, PipelineFailed, Result, Task
+from millstream.loader.processes.pool import Event, ForkServerDied, Pool, Worker
 from millstream.loader.processes.process_report import (
     clear_stacks,
     describe_exit,
+    describe_limits,
     describe_process,
+    explain_limit,
     read_call,
     read_stacks,
     wait_for_stacks,

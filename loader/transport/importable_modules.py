@@ -1,7 +1,8 @@
-"""Modules that other processes can import. Their definitions cross by name, everything else by value.
+"""Import paths, and the modules that other processes can import with them.
 
-The name of a module may mean nothing elsewhere: if the module was run as a script, created by `types.ModuleType`, or
-loaded from a file outside the folders of `sys.path`.
+A loader records the import path of its workers when it is built. Definitions of modules that can be imported with
+such a path cross by name, everything else by value. The name of a module may mean nothing elsewhere: if the module was
+run as a script, created by `types.ModuleType`, or loaded from a file outside the folders of `sys.path`.
 """
 
 import functools
@@ -10,9 +11,45 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from millstream.core.signals import is_from_signal_handler
+
+
+class LaunchContext(NamedTuple):
+    """The environment of the trainer when it built a loader.
+
+    Attributes:
+        path: the import path. All entries are absolute.
+        folder: the working folder; None if it did not exist.
+        limits_threads: True if linear algebra in a worker uses one thread, unless the program has set a number. False
+            for workers that must compute the bytes that the trainer would.
+    """
+
+    path: tuple[str, ...]
+    arguments: tuple[str, ...]
+    folder: str | None
+    limits_threads: bool = True
+
+
+def launch_context(*, limits_threads: bool = True) -> LaunchContext:
+    folder = current_folder()
+    # An entry need not be a string. Imports ignore the others.
+    entries = [entry for entry in sys.path if isinstance(entry, str)]
+    if folder is not None:
+        # Not pathlib, which would turn "" into "." and is slow.
+        entries = [os.path.join(folder, entry) if entry else folder for entry in entries]  # noqa: PTH118
+    record_import_path(entries)
+    arguments = tuple(argument for argument in getattr(sys, "argv", ()) if isinstance(argument, str))
+    return LaunchContext(tuple(entries), arguments, folder, limits_threads)
+
+
+def current_folder() -> str | None:
+    try:
+        return os.getcwd()  # noqa: PTH109  (a string is needed)
+    except OSError:
+        return None
+
 
 _MAIN_MODULES = frozenset({"__main__", "__mp_main__"})
 

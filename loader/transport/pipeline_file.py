@@ -22,9 +22,8 @@ from millstream.core.warn import log_warning
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.transport.arena import create_arena_file
 from millstream.loader.transport.array_pickles import MappedFiles
-from millstream.loader.transport.class_table import ClassTable
+from millstream.loader.transport.pickling import BinaryFile, BufferCallback, ClassTable, ValuePickler
 from millstream.loader.transport.shared_records import SharedRecords, share
-from millstream.loader.transport.value_pickler import BinaryFile, BufferCallback, ValuePickler
 from millstream.sources.base import HeldRecords
 
 MAPPED_BYTES = 1 << 20

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.loader.transport.array_pickles import MappedFiles
-from millstream.loader.transport.class_table import ClassTable, class_of_number
-from millstream.loader.transport.value_pickler import ValuePickler
+from millstream.loader.transport.pickling import ClassTable, ValuePickler, class_of_number
 from millstream.sources.base import own
 
 SMALLEST_BYTES = 1 << 24

@@ -24,8 +24,8 @@ from millstream.loader.pipeline.pipeline import Pipeline, Variant
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.threaded_calls import RecordTime, SharedWork
-from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.payload import Failure, load_request, pack_failure, unpicklable_leaves
+from millstream.loader.transport.pickling import ClassTable
 
 Packed = TypeVar("Packed")
 PrepareBlocks = Callable[[int, int, int], Elements]

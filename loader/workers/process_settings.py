@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, final
 
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.thread_settings import in_fresh_thread
-from millstream.loader.transport.value_pickler import ValuePickler
+from millstream.loader.transport.pickling import ValuePickler
 from millstream.loader.workers.module_variables import (
     attributes_of,
     found,

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
 
-from millstream.loader.transport.class_table import ClassTable
+from millstream.loader.transport.pickling import ClassTable
 from millstream.loader.workers.any_worker import WorkerT
 from millstream.loader.workers.process_settings import ProcessSettings
 from millstream.loader.workers.worker_imports import code_digests

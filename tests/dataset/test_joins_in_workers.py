@@ -13,7 +13,7 @@ import pytest
 
 from millstream import IterDataset, MapDataset, ReadOptions
 from millstream.dataset import InterleaveIterDataset, ZipIterDataset
-from millstream.loader.processes import loaded_pipelines
+from millstream.loader.processes import pool
 from support.faults.interrupted import interrupt_at
 from support.processes.process_tree import worker_pids
 from support.processes.worker_pools import python
@@ -200,7 +200,7 @@ def test_workers_keep_a_bounded_number_of_streams(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[int, Path], Marked]
 ) -> None:
     """Workers drop the sources of streams that have ended, while later streams are read."""
-    monkeypatch.setattr(loaded_pipelines, "MAX_IDLE_PIPELINES", 3)
+    monkeypatch.setattr(pool, "MAX_IDLE_PIPELINES", 3)
     datasets = MapDataset.range(20).map(lambda number: MapDataset.source(make(number, tmp_path)))
     with iter(InterleaveIterDataset(datasets, cycle_length=2).mp_prefetch(2)) as iterator:
         assert sorted(iterator) == sorted(list(range(20)) * 4)

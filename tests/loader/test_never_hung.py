@@ -20,8 +20,7 @@ from millstream.dataset import InterleaveIterDataset
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.processes.channel import Channel
-from millstream.loader.processes.messages import Task
+from millstream.loader.processes.channel import Channel, Task
 from millstream.loader.threads import executors, reader_threads
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.shared_threads import SharedThreads

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import VERSION
 from millstream.loader.checkpoints.fingerprint import Fingerprint
-from millstream.loader.checkpoints.runs import Run, Segment
-from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream
+from millstream.loader.checkpoints.state import LoaderState, Run, SavedCursor, Segment, Stream
 
 FINGERPRINT = Fingerprint(
     identity={"sampler": "IndexSampler", "sampler.seed": "7", "source": "100 records of list #47fe23d2"},

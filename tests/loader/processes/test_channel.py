@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.loader.processes.channel import Channel
-from millstream.loader.processes.messages import Exited, Fork, Forked, Kill, Ready, Task
+from millstream.loader.processes.channel import Channel, Exited, Fork, Forked, Kill, Ready, Task
 from millstream.loader.transport.pipeline_file import PipelineFile
 from millstream.loader.workers.process_settings import ProcessSettings, Trainer
 from support.processes.process_tree import open_descriptors

@@ -18,9 +18,9 @@ import pytest
 import millstream
 from millstream.loader.processes import fork_servers
 from millstream.loader.processes.fork_servers import FORK_SERVERS, ForkServers, Launch
-from millstream.loader.processes.launch_context import launch_context
 from millstream.loader.processes.pool import Pool
 from millstream.loader.threads.thread_settings import in_fresh_thread
+from millstream.loader.transport.importable_modules import launch_context
 from millstream.loader.workers import warm_pools
 from support.faults import user_faults
 from support.faults.interrupted import before_instructions, interrupt_at

@@ -13,7 +13,7 @@ import pytest
 import millstream
 from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.processes import fork_servers, pool
-from millstream.loader.processes.messages import Result
+from millstream.loader.processes.channel import Result
 from millstream.loader.processes.pool import Died
 from support.faults import user_faults
 from support.faults.memory_limits import memory_limit

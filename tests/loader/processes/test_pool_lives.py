@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 import millstream
-from millstream.loader.processes import fork_server, pool, pool_processes
+from millstream.loader.processes import fork_server, pool
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.process_report import create_crash_log
 from millstream.loader.transport.pipeline_file import write_chunks
@@ -391,7 +391,7 @@ def test_closing_from_another_thread_while_a_pipeline_is_sent(monkeypatch: pytes
         closing.join(0.5)
         return write_chunks(chunks)
 
-    monkeypatch.setattr(pool_processes, "write_chunks", write_late)
+    monkeypatch.setattr(pool, "write_chunks", write_late)
     pool_of(iterator).load("other", loader_of()._pipeline, set)
     closing.join(WAIT_SECONDS)
     assert len(settled_descriptors(before)) == before

@@ -21,9 +21,8 @@ import numpy as np
 import pytest
 
 import millstream
-from millstream.loader.processes import pool, pool_processes
-from millstream.loader.processes.limits import DESCRIPTORS_PER_WORKER
-from millstream.loader.processes.process_report import create_crash_log
+from millstream.loader.processes import pool
+from millstream.loader.processes.process_report import DESCRIPTORS_PER_WORKER, create_crash_log
 from millstream.loader.transport.pipeline_file import write_chunks
 from support.faults.user_faults import WAIT_SECONDS, At, exit_at_once
 from support.processes.process_tree import open_descriptors, settled_descriptors
@@ -235,7 +234,7 @@ def test_a_lack_of_descriptors_for_another_pipeline_is_overcome(monkeypatch: pyt
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return write_chunks(chunks)
 
-    monkeypatch.setattr(pool_processes, "write_chunks", write_sometimes)
+    monkeypatch.setattr(pool, "write_chunks", write_sometimes)
     with iter(chain.mp_prefetch(millstream.MultiprocessingOptions(num_workers=2))) as iterator:
         assert list(iterator) == list(chain)
     assert next(calls) > 4

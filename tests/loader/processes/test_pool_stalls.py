@@ -17,7 +17,7 @@ import pytest
 import millstream
 from millstream.errors import WorkerStalledError
 from millstream.loader.processes import pool, process_report
-from millstream.loader.processes.messages import Exited
+from millstream.loader.processes.channel import Exited
 from millstream.loader.processes.process_report import describe_exit, describe_process
 from millstream.loader.workers import workers_executor
 from support.faults import user_faults

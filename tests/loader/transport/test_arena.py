@@ -25,12 +25,12 @@ from millstream.loader.transport.arena import (
     SPARE_BYTES,
     Allocator,
     ArenaView,
+    FreeSpace,
     create_arena_file,
     whole_pages,
 )
-from millstream.loader.transport.arena_memory import FreeSpace
-from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.payload import pack, release, unpack
+from millstream.loader.transport.pickling import ClassTable
 from support.processes.arena_pairs import (
     address,
     arena_file,

@@ -14,7 +14,7 @@ import pytest
 
 import millstream
 from millstream.loader.transport.array_pickles import SMALLEST_BYTES
-from millstream.loader.transport.class_table import ClassTable
+from millstream.loader.transport.pickling import ClassTable
 from support.processes.pickles import sent
 from support.processes.worker_pools import pool_of
 from support.streams import comparable

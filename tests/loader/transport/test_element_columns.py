@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 from millstream.loader.pipeline.calls import Fed, Group
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
-from millstream.loader.transport.class_table import ClassTable
-from millstream.loader.transport.element_columns import LARGE_BYTES, UNALIGNED_BYTES, to_columns, to_elements
-from millstream.loader.transport.payload import dump_request, load_request
+from millstream.loader.transport.payload import (
+    LARGE_BYTES,
+    UNALIGNED_BYTES,
+    dump_request,
+    load_request,
+    to_columns,
+    to_elements,
+)
+from millstream.loader.transport.pickling import ClassTable
 from millstream.transforms.packing.rows import Rows
 from support.draw.elements_of_all_kinds import SHAPES, array_of, arrays_in, elements
 from support.streams import comparable

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from millstream.errors import StackError
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.arena import INLINE_BYTES
-from millstream.loader.transport.class_table import ClassTable, class_of_number
 from millstream.loader.transport.payload import (
     pack,
     pack_failure,
@@ -24,6 +23,7 @@ from millstream.loader.transport.payload import (
     unpack_failure,
     unpicklable_leaves,
 )
+from millstream.loader.transport.pickling import ClassTable, class_of_number
 from millstream.loader.transport.pipeline_file import dump_with_classes
 from support.draw.elements_of_all_kinds import Example, FrozenExample, Pair, arrays_in, elements
 from support.faults.user_faults import NeedsTwoError

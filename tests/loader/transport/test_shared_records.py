@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import millstream
 from millstream.loader.transport import pipeline_file, shared_records
-from millstream.loader.transport.class_table import ClassTable
+from millstream.loader.transport.pickling import ClassTable
 from millstream.loader.transport.shared_records import LARGE_ARRAY_BYTES, SharedRecords, share
 from millstream.sources.base import MAX_COPIED_BYTES
 from support.draw.elements_of_all_kinds import elements

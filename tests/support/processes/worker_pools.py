@@ -18,9 +18,8 @@ from typing import Any
 import millstream
 from millstream.loader.processes import fork_servers
 from millstream.loader.processes.fork_servers import FORK_SERVERS
-from millstream.loader.processes.pool import Pool
+from millstream.loader.processes.pool import Pool, Worker
 from millstream.loader.processes.pool_executor import PoolExecutor
-from millstream.loader.processes.pool_processes import Worker
 from millstream.loader.processes.process_control import wait_slices
 from millstream.loader.processes.process_report import describe_process
 from support.faults.user_faults import WAIT_SECONDS

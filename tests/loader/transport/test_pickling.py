@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from millstream.loader.transport.value_pickler import ValuePickler
+from millstream.loader.transport.pickling import ValuePickler
 
 
 class Calls:
