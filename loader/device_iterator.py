@@ -37,7 +37,7 @@ from millstream.loader.device_placement import Agreement, Device, Placement, lea
 from millstream.loader.lineage import Composition
 from millstream.loader.measuring import Profiler
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
-from millstream.loader.threads.waiting import SLICE_SECONDS, TimedQueue, Wait
+from millstream.loader.threads.waiting import SLICE_SECONDS, StallClock, TimedQueue
 from millstream.loader.views import Consumer, Insight, Inspectable
 from millstream.samplers.mixtures.mixing import Weights
 
@@ -119,18 +119,18 @@ class DeviceStaging:
             outcome = error
         self.outcomes.put(outcome)
 
-    def take(self, wait: Wait, readers: ReaderThreads) -> StagedBatch:
+    def take(self, clock: StallClock, readers: ReaderThreads) -> StagedBatch:
         """Waits for the outcome of the next job; returns its batch, or raises its exception or a WorkerStalledError."""
         self.next_position = None
         self.is_awaited = True
         outcome: StagedBatch | BaseException | None = None
         while outcome is None:
             try:
-                outcome = self.outcomes.get(timeout=wait.seconds)
+                outcome = self.outcomes.take(clock)
             except queue.Empty:
                 describe = getattr(self._iterator, "describe_next", None)
                 text = "a batch in flight to the device" if describe is None else describe()
-                outcome = wait.timed_out(text, readers.busy_threads)
+                outcome = clock.stall_of(text, readers.busy_threads)
         self.is_awaited = isinstance(outcome, WorkerStalledError)
         if isinstance(outcome, BaseException):
             raise outcome
@@ -531,7 +531,7 @@ class DeviceIterator(Inspectable, ResumableIterator):
 
     def _taken_from(self, current: DeviceStaging) -> StagedBatch:
         # Longer than the iterator itself waits, because its error says more.
-        return current.take(Wait(self._stall_timeout + SLICE_SECONDS), self._readers)
+        return current.take(StallClock(self._stall_timeout + SLICE_SECONDS), self._readers)
 
     def _running_staging(self) -> DeviceStaging:
         """Returns the current staging if it is at the consumer's position, or begins one there."""

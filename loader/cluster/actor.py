@@ -135,8 +135,8 @@ class Actor(AnyWorker):
         runs_suspect: True if its only call is one with which another actor has died.
     """
 
-    def __init__(self, number: int, index: int, handle: Any) -> None:
-        super().__init__(number)
+    def __init__(self, number: int, index: int, stall_timeout: float, handle: Any) -> None:
+        super().__init__(number, stall_timeout)
         self.index = index
         self.handle = handle
         self.runs_suspect = False

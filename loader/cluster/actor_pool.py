@@ -26,6 +26,7 @@ from millstream.loader.cluster.actor import Actor, Answer, CallFailed, Died, Eve
 from millstream.loader.cluster.options import RayWorkers, connect, is_our_connection
 from millstream.loader.pipeline.pipeline import Pipeline, Variant
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, buffer_budget, flight_budget
+from millstream.loader.threads.waiting import StallClock
 from millstream.loader.transport.pipeline_file import pickle_pipelines
 from millstream.loader.workers.any_worker import first_free
 from millstream.loader.workers.process_settings import ProcessSettings, Trainer
@@ -60,7 +61,7 @@ class ActorPool:
 
     Attributes:
         workers: the actors that are not known to be dead.
-        seconds_without_actors: seconds that the consumer has waited while no actor was ready.
+        without_actors: the wait while no actor is ready.
         cluster: the address of the cluster.
     """
 
@@ -89,6 +90,7 @@ class ActorPool:
         self.settings = settings
         self.flight_bytes = min(self.max_bytes, flight_budget(reading.max_buffer_bytes))
         self._import_path = tuple(import_path)
+        self._stall_timeout = workers.stall_timeout
         self._options: dict[str, Any] = {
             "num_threads": reading.num_threads,
             "stack_seconds": STACK_SHARE * workers.stall_timeout,
@@ -107,7 +109,7 @@ class ActorPool:
         self._unreachable_since: float | None = None
         self._last_check = 0.0
         self._silent_checks = 0
-        self.seconds_without_actors = 0.0
+        self.without_actors = StallClock(workers.stall_timeout)
         for _ in range(workers.num_workers):
             self._start()
 
@@ -146,9 +148,11 @@ class ActorPool:
         ready, _ = ray.wait(references, num_returns=1 if seconds > 0 else len(references), timeout=max(0.0, seconds))
         waited = min(seconds, time.monotonic() - begin)
         for actor in self.workers:
-            actor.waited += waited
-        is_waiting_for_actors = all(actor.pid is None for actor in self.workers)
-        self.seconds_without_actors = self.seconds_without_actors + waited if is_waiting_for_actors else 0.0
+            actor.clock.passed(waited)
+        if all(actor.pid is None for actor in self.workers):
+            self.without_actors.passed(waited)
+        else:
+            self.without_actors.restart()
         self._check_running()
         if time.monotonic() - self._last_check >= CHECK_SECONDS:
             self._check_cluster(has_answers=bool(ready))
@@ -189,7 +193,7 @@ class ActorPool:
     def _start(self) -> None:
         index = first_free(actor.index for actor in self.workers)
         handle = self._actor_class.remote(self._pipeline, self._import_path, index=index, **self._options)
-        actor = Actor(next(self._numbers), index, handle)
+        actor = Actor(next(self._numbers), index, self._stall_timeout, handle)
         self.workers.append(actor)
         self._awaited[actor.handle.ready.remote()] = actor, None
         if self._stopped:
@@ -215,7 +219,7 @@ class ActorPool:
                 dead.setdefault(actor, event)
                 continue
             del self._awaited[reference]
-            actor.waited, actor.warned = 0.0, False
+            actor.clock.restart()
             if call is not None:
                 actor.record_result(call)
                 actor.runs_suspect = False

@@ -46,7 +46,6 @@ class RayExecutor(WorkersExecutor[Actor]):
         super().__init__(plan, position, **options)
         self._unpack = self._profiler.timed(HAND_OVER, unpack)
         self._ray_workers = ray_workers
-        self._has_warned = False
 
     def _dispatch_lost(self) -> bool:
         while self._assignments.has_lost and (actor := self._free_worker()) is not None:
@@ -130,17 +129,17 @@ class RayExecutor(WorkersExecutor[Actor]):
 
     def _check_stalls(self) -> None:
         super()._check_stalls()
-        waited = self._pool.seconds_without_actors
+        clock = self._pool.without_actors
         wanted = dict(self._ray_workers.resources_per_worker)
-        if waited >= self._options.stall_timeout:
+        if clock.is_over:
             raise WorkerStalledError(
-                f"No Ray actor has started in {waited:.1f} s (stall_timeout). Each of {self._options.num_workers} asks "
-                f"the cluster {self._pool.cluster} for {wanted}. `ray status` shows what it has."
+                f"No Ray actor has started in {clock.waited:.1f} s (stall_timeout). Each of "
+                f"{self._options.num_workers} asks the cluster {self._pool.cluster} for {wanted}. "
+                "`ray status` shows what it has."
             )
-        if waited >= self._warning_seconds and not self._has_warned:
-            self._has_warned = True
+        if clock.is_due():
             log_warning(
-                f"no Ray actor has started for {waited:.1f} s. Each asks the cluster {self._pool.cluster} for "
+                f"no Ray actor has started for {clock.waited:.1f} s. Each asks the cluster {self._pool.cluster} for "
                 f"{wanted}, which it may have no room for. {self._options.stall_limit}"
             )
 

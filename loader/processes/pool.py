@@ -86,8 +86,10 @@ class Worker(AnyWorker):
         is_leaving: True for a worker that gets no more calls, and ends after those that it has.
     """
 
-    def __init__(self, number: int, index: int, channel: Channel, arena: ArenaView, crash_log: int) -> None:
-        super().__init__(number)
+    def __init__(
+        self, number: int, index: int, channel: Channel, arena: ArenaView, crash_log: int, *, stall_timeout: float
+    ) -> None:
+        super().__init__(number, stall_timeout)
         self.index = index
         self.channel = channel
         self.arena = arena
@@ -467,7 +469,7 @@ class Pool:
             self._receive_from_fork_server()
         self._flush(control)
         for worker, flags, handle_is_ready in reports:
-            worker.waited += waited
+            worker.clock.passed(waited)
             if flags & select.POLLOUT:
                 worker.channel.flush()
             # A worker without a handle: a process that it has started may keep its end of the channel open.
@@ -549,9 +551,9 @@ class Pool:
             crash_log = create_crash_log()
             on_failure.callback(os.close, crash_log)
             index = first_free(worker.index for worker in self.workers)
-            worker = Worker(
-                number, index, Channel(ours, blocking=False), ArenaView(arena, self._arena_bytes), crash_log
-            )
+            channel, view = Channel(ours, blocking=False), ArenaView(arena, self._arena_bytes)
+            timeout = self._options.stall_timeout
+            worker = Worker(number, index, channel, view, crash_log, stall_timeout=timeout)
             fork = Fork(
                 number,
                 index,
@@ -594,17 +596,21 @@ class Pool:
 
     def _handle(self, worker: Worker, messages: Iterator[Any]) -> Iterator[tuple[Worker, Event]]:
         # An incomplete message is progress as well: it may be long, or the consumer may have been away for long.
-        waited, worker.waited = worker.waited, 0.0
+        clock = worker.clock
+        before = clock.waited, clock.is_reported
+        clock.restart()
         for message in messages:
             if isinstance(message, Logged):
                 # A call that logs for ever hangs, too, and the consumer has nothing else to do.
-                begin, worker.waited = time.monotonic(), waited
+                begin = time.monotonic()
+                clock.waited, clock.is_reported = before
                 log_here(message)
-                for waiting in self.workers:
-                    waiting.waited += time.monotonic() - begin
-                waited = worker.waited
+                for other in self.workers:
+                    other.clock.passed(time.monotonic() - begin)
+                before = clock.waited, clock.is_reported
                 continue
-            waited = 0.0
+            clock.restart()
+            before = 0.0, False
             if isinstance(message, Imported):
                 self._compare_code(message)
                 continue
@@ -612,7 +618,6 @@ class Pool:
                 worker.is_ready = True
                 # The report of the fork server may arrive later.
                 worker.pid = message.pid
-                worker.waited = 0.0
             elif isinstance(message, Result):
                 worker.record_result(message.call)
                 yield worker, message

@@ -29,7 +29,7 @@ from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.steps import isolated
 from millstream.loader.threads.reader_threads import ReaderThreads
-from millstream.loader.threads.waiting import TimedQueue, Wait
+from millstream.loader.threads.waiting import StallClock, TimedQueue
 from millstream.sources.reads import sharing
 
 
@@ -88,13 +88,13 @@ class ThreadedCalls:
 
     def receive(self) -> Finished:
         """Waits for the result of a call. If no call finishes in time, the oldest one becomes an error."""
-        wait = Wait(self._stall_timeout)
+        clock = StallClock(self._stall_timeout)
         while True:
             try:
-                finished = self._finished.get(timeout=wait.seconds)
+                finished = self._finished.take(clock)
             except queue.Empty:
                 oldest = next(iter(self._in_flight))
-                error = wait.timed_out(self._plan.describe(oldest.request), self.readers.busy_threads)
+                error = clock.stall_of(self._plan.describe(oldest.request), self.readers.busy_threads)
                 if error is None:
                     continue
                 finished = Finished(oldest, Elements.failed(error), 0.0)

@@ -1,8 +1,8 @@
 """Bounded waits: for threads that run calls, and for user code in the consumer's thread, which nothing can interrupt.
 
 Guarantees:
-    * The consumer's wait for threads ends: a warning comes first, then an error with their stacks. Only time that the
-      consumer spends waiting counts.
+    * The consumer's wait for threads or a worker ends: a warning comes first, then an error with their stacks. Only
+      time that the consumer spends waiting counts.
     * A call in the consumer's thread that runs longer than STALL_WARNING_SECONDS, or its stall timeout if that is
       shorter, is logged once, with the record and operation if they are known, and with the stack of its thread.
     * A watched call costs a time and an entry in a dict.
@@ -43,38 +43,58 @@ SLICE_SECONDS = 1.0
 
 
 @final
-class Wait:
-    """The consumer's wait for the next call to finish, an error after `stall_timeout` seconds."""
+class StallClock:
+    """The seconds that the consumer has waited since the last sign of life of threads, or of a worker.
 
-    def __init__(self, stall_timeout: float) -> None:
-        self._timeout = stall_timeout
-        self._waited = 0.0
-        self._is_reported = False
-        self._since = time.monotonic()
+    Attributes:
+        timeout: the number of seconds after which the wait is an error.
+        waited: the number of seconds so far.
+        is_reported: True if the log has a line about this wait.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.waited = 0.0
+        self.is_reported = False
 
     @property
     def seconds(self) -> float:
-        """The length of the next slice, at least 0."""
-        self._since = time.monotonic()
-        limit = self._timeout if self._is_reported else min(self._timeout, STALL_WARNING_SECONDS)
-        return max(0.0, min(SLICE_SECONDS, limit - self._waited))
+        """The length of the next slice of the wait, at least 0."""
+        limit = self.timeout if self.is_reported else min(self.timeout, STALL_WARNING_SECONDS)
+        return max(0.0, min(SLICE_SECONDS, limit - self.waited))
 
-    def timed_out(self, records: str, threads: Iterable[threading.Thread]) -> WorkerStalledError | None:
-        """Records that a slice has passed without a result. Warns once, and later returns an error.
+    @property
+    def is_over(self) -> bool:
+        """True if the wait is an error now."""
+        return self.waited >= self.timeout
+
+    def passed(self, seconds: float) -> None:
+        """Records that a slice has passed without a sign of life. More than a slice was time of a suspended machine."""
+        self.waited += min(SLICE_SECONDS, seconds)
+
+    def restart(self) -> None:
+        self.waited, self.is_reported = 0.0, False
+
+    def is_due(self) -> bool:
+        """Returns True once if the log should have a line about this wait."""
+        is_due = self.waited >= STALL_WARNING_SECONDS and not self.is_reported
+        self.is_reported = self.is_reported or is_due
+        return is_due
+
+    def stall_of(self, records: str, threads: Iterable[threading.Thread]) -> WorkerStalledError | None:
+        """Returns the error of threads if the wait is over. Logs it before.
 
         `records` describes the records of the oldest call, and `threads` run calls.
         """
-        self._waited += min(SLICE_SECONDS, time.monotonic() - self._since)
-        if self._waited >= self._timeout:
+        if self.is_over:
             return WorkerStalledError(
-                f"The threads that read have finished nothing for {self._waited:.1f} s (stall_timeout), "
+                f"The threads that read have finished nothing for {self.waited:.1f} s (stall_timeout), "
                 f"with {records}. Stacks:\n{stacks_of(threads)}"
             )
-        if self._waited >= STALL_WARNING_SECONDS and not self._is_reported:
-            self._is_reported = True
-            limit = "never" if math.isinf(self._timeout) else f"after {self._timeout:g} s"
+        if self.is_due():
+            limit = "never" if math.isinf(self.timeout) else f"after {self.timeout:g} s"
             log_warning(
-                f"the threads that read have finished nothing for {self._waited:.1f} s, with {records}. This becomes "
+                f"the threads that read have finished nothing for {self.waited:.1f} s, with {records}. This becomes "
                 f"an error {limit} (stall_timeout). Stacks:\n{stacks_of(threads)}"
             )
         return None
@@ -130,6 +150,15 @@ class TimedQueue(Generic[ItemT]):
             if (left := deadline - time.monotonic()) <= 0:
                 raise queue.Empty
             self._has_come.acquire(timeout=left)
+
+    def take(self, clock: StallClock) -> ItemT:
+        """Removes the next item and returns it. Raises queue.Empty if none arrives in a slice of the clock's wait."""
+        since = time.monotonic()
+        try:
+            return self.get(timeout=clock.seconds)
+        except queue.Empty:
+            clock.passed(time.monotonic() - since)
+            raise
 
     def __len__(self) -> int:
         return len(self._items)

@@ -6,6 +6,7 @@ from typing import TypeVar, final
 
 from millstream.errors import WorkerDiedError
 from millstream.loader.threads.shared_threads import Concurrency
+from millstream.loader.threads.waiting import StallClock
 
 IDLE_CALLS = 4
 """After this many consecutive calls that mostly waited for storage, a worker gets several reads in flight."""
@@ -27,17 +28,14 @@ class AnyWorker:
         number: unique in the pool. Replacements get new ones.
         pid: the process ID; None until it is known.
         calls: the numbers of the unanswered calls, in the order sent.
-        waited: seconds that the consumer has waited since the worker began its first unanswered call, or since its
-            last sign of life.
-        warned: True if a warning about the current stall has been logged.
+        clock: the wait since the worker began its first unanswered call, or since its last sign of life.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, stall_timeout: float) -> None:
         self.number = number
         self.pid: int | None = None
         self.calls: list[int] = []
-        self.waited = 0.0
-        self.warned = False
+        self.clock = StallClock(stall_timeout)
 
     @property
     def accepts_calls(self) -> bool:
@@ -46,12 +44,12 @@ class AnyWorker:
 
     def record_call(self, call: int) -> None:
         if not self.calls:
-            self.waited = 0.0
+            self.clock.restart()
         self.calls.append(call)
 
     def record_result(self, call: int) -> None:
         self.calls.remove(call)
-        self.waited, self.warned = 0.0, False
+        self.clock.restart()
 
 
 def first_free(taken: Iterable[int]) -> int:

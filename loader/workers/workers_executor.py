@@ -31,9 +31,9 @@ from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.scheduling.assignments import Assignments
 from millstream.loader.scheduling.executor import Executor
 from millstream.loader.scheduling.schedule import Schedule
+from millstream.loader.threads import waiting
 from millstream.loader.threads.executors import LocalCalls, run_here
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.loader.threads.waiting import SLICE_SECONDS, STALL_WARNING_SECONDS
 from millstream.loader.transport.payload import dump_request, unpack_failure, unpack_failures
 from millstream.loader.workers.any_worker import DeathsAtStart, ReadsInFlight, WorkerT
 from millstream.loader.workers.call_runner import CallResult
@@ -221,7 +221,9 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             finished += calls.index(begun) if begun in calls else 0
             call = self._assignments.call(begun) if begun is not None and begun in calls else None
             text = None if call is None else self.substreams.blocks_text(call)
-            workers.append(WorkerStatus(worker.number, worker.pid, self._are_local, len(calls), text, worker.waited))
+            workers.append(
+                WorkerStatus(worker.number, worker.pid, self._are_local, len(calls), text, worker.clock.waited)
+            )
         return dataclasses.replace(made, ready=made.ready + finished, workers=tuple(workers))
 
     def start(self) -> None:
@@ -383,37 +385,27 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             substream.size.record(call, made.seconds + made.read_seconds)
 
     def _seconds_to_next_check(self) -> float:
-        """Returns the seconds until a worker may have to be reported or given up, at most SLICE_SECONDS."""
-        left = [
-            (self._options.stall_timeout if worker.warned else self._warning_seconds) - worker.waited
-            for worker in self._pool.workers
-            if worker.calls
-        ]
-        return min([SLICE_SECONDS, *left])
-
-    @property
-    def _warning_seconds(self) -> float:
-        return min(STALL_WARNING_SECONDS, self._options.stall_timeout)
+        """Returns the seconds until a worker may have to be reported or given up, at most a slice of the wait."""
+        return min([waiting.SLICE_SECONDS, *[worker.clock.seconds for worker in self._pool.workers if worker.calls]])
 
     def _check_stalls(self) -> None:
         for worker in [worker for worker in self._pool.workers if worker.calls]:
-            if worker.waited >= self._options.stall_timeout:
+            if worker.clock.is_over:
                 self._give_up(worker)
-            elif worker.waited >= self._warning_seconds and not worker.warned:
-                worker.warned = True
-                self._profiler.stalled(f"Worker {worker.pid} made no progress for {worker.waited:.1f} s.")
+            elif worker.clock.is_due():
+                self._profiler.stalled(f"Worker {worker.pid} made no progress for {worker.clock.waited:.1f} s.")
                 what = f"{self._assignments.describe(worker.calls[0])}{self._state_of(worker)}"
                 log_warning(
-                    f"{self._noun} {worker.pid} has been busy for {worker.waited:.1f} s with {what}. "
+                    f"{self._noun} {worker.pid} has been busy for {worker.clock.waited:.1f} s with {what}. "
                     f"{self._options.stall_limit}"
                 )
 
     def _give_up(self, worker: WorkerT) -> None:
-        first, *lost = worker.calls
+        waited, (first, *lost) = worker.clock.waited, worker.calls
         name = f"{self._noun.capitalize()} {worker.pid}"
-        self._profiler.stalled(f"{name} was given up after {worker.waited:.1f} s.", is_known=worker.warned)
+        self._profiler.stalled(f"{name} was given up after {waited:.1f} s.", is_known=worker.clock.is_reported)
         error = WorkerStalledError(
-            f"{name} has made no progress for {worker.waited:.1f} s (stall_timeout), with "
+            f"{name} has made no progress for {waited:.1f} s (stall_timeout), with "
             f"{self._assignments.describe(first)}. {self._explain_stall(worker)}"
         )
         # First, because a replacement may fail, and another one may succeed later.

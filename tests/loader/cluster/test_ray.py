@@ -30,7 +30,7 @@ from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.cluster.actor import Actor
 from millstream.loader.cluster.actor_pool import ActorPool
 from millstream.loader.cluster.ray_executor import RayExecutor
-from millstream.loader.workers import workers_executor
+from millstream.loader.threads import waiting
 from millstream.transforms import Map
 from support.draw import elements_of_all_kinds, random_pipelines
 from support.draw.elements_of_all_kinds import elements
@@ -336,14 +336,15 @@ def test_nodes_come_and_go(nodes: Any) -> None:
 @pytest.mark.usefixtures("one_batch_a_call")
 def test_a_stall_is_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """An actor that is at one call for too long is reported, and given up; where none can start, that is an error."""
-    monkeypatch.setattr(workers_executor, "STALL_WARNING_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "STALL_WARNING_SECONDS", 0.1)
     with iter(loader_of(At(BAD, user_faults.hang), **on_ray())) as iterator:
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
         executor = iterator._executor
         assert isinstance(executor, RayExecutor)
         for actor in pool_of(iterator).workers:
             # While another one made what came before, perhaps.
-            actor.waited = 0.0
+            actor.clock.restart()
+            actor.clock.timeout = 0.5
         executor._options = dataclasses.replace(executor._options, stall_timeout=0.5)
         with pytest.raises(WorkerStalledError, match=r"has made no progress for 0\.5 s"):
             next(iterator)

@@ -148,8 +148,8 @@ import sys
 from pathlib import Path
 from support.faults import user_faults
 from support.processes import worker_pools
-from millstream.loader.workers import workers_executor
-workers_executor.SLICE_SECONDS = 0.05
+from millstream.loader.threads import waiting
+waiting.SLICE_SECONDS = 0.05
 pause = user_faults.ReportThen(Path(sys.argv[1]), user_faults.WaitAt(Path(sys.argv[2])))
 iterator = iter(worker_pools.loader_of(user_faults.At(worker_pools.EXPECTED[5][2], pause)))
 iterator.start_prefetch()

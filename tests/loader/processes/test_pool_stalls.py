@@ -19,7 +19,7 @@ from millstream.errors import WorkerStalledError
 from millstream.loader.processes import pool, process_report
 from millstream.loader.processes.channel import Exited
 from millstream.loader.processes.process_report import describe_exit, describe_process
-from millstream.loader.workers import workers_executor
+from millstream.loader.threads import waiting
 from support.faults import user_faults
 from support.faults.user_faults import At, Numbers, Pipe, ReportThen
 from support.processes.worker_pools import (
@@ -80,7 +80,7 @@ def test_a_stall_is_a_warning_and_then_an_error(
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
         (stalled,) = there.take_numbers()
         wait_until(stalled, told[0])
-        monkeypatch.setattr(workers_executor, "STALL_WARNING_SECONDS", 0.1)
+        monkeypatch.setattr(waiting, "STALL_WARNING_SECONDS", 0.1)
         expect_stalls(iterator, STALL_SECONDS)
         with pytest.raises(WorkerStalledError) as caught, at_most(STALL_SECONDS + 1.0):
             next(iterator)
@@ -131,10 +131,10 @@ def test_a_stall_that_ends_is_a_warning_only(
                 pass
             assert "it is stopped by a signal" in text
             assert text.endswith(told)
-            monkeypatch.setattr(workers_executor, "STALL_WARNING_SECONDS", user_faults.WAIT_SECONDS)
+            monkeypatch.setattr(waiting, "STALL_WARNING_SECONDS", user_faults.WAIT_SECONDS)
             os.kill(pid, signal.SIGCONT)
 
-        monkeypatch.setattr(workers_executor, "STALL_WARNING_SECONDS", 0.1)
+        monkeypatch.setattr(waiting, "STALL_WARNING_SECONDS", 0.1)
         with in_background(let_it_go_on):
             assert [batch.tolist() for batch in iterator] == EXPECTED[STEP:]
     assert not any(f"worker process {pid} " in logged.get() for _ in range(logged.qsize()))
@@ -173,7 +173,7 @@ def test_a_consumer_that_was_away_sees_no_stall(
             actual.append(batch[:, 0].tolist())
             for worker in pool_of(iterator).workers if len(actual) < len(EXPECTED) else ():
                 assert not worker.calls or select.select([worker.channel], [], [], user_faults.WAIT_SECONDS)[0]
-                worker.waited = 10_000.0
+                worker.clock.waited = 10_000.0
     assert actual == EXPECTED
     assert caplog.records == []
 

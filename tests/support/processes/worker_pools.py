@@ -91,7 +91,8 @@ def expect_stalls(iterator: millstream.DataLoaderIterator, seconds: float) -> No
     What the consumer has waited for them so far does not count.
     """
     for worker in workers_of(iterator):
-        worker.waited = 0.0
+        worker.clock.restart()
+        worker.clock.timeout = seconds
     executor = executor_of(iterator)
     executor._options = dataclasses.replace(executor._options, stall_timeout=seconds)
 
