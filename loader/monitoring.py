@@ -1,13 +1,15 @@
 """Requests to a running trainer: `millstream top` over a socket of the user, and Prometheus over HTTP.
 
+Both are HTTP: `GET /snapshot` and `GET /stacks` on the socket, `GET /metrics` on a port.
+
 Guarantees:
     * There is at most one thread per process for each, and none before a pipeline is served. The thread and its socket
       end with the last served pipeline, and with the interpreter, which waits for them for at most CLOSE_SECONDS. That
       of Prometheus is a daemon.
-    * `start` takes no lock. If two calls start a thread each, one thread gets the slot and the other ends immediately.
-      One call of C code starts the thread, so a signal handler cannot interrupt the start.
-    * Connections are answered one after another: on the socket those of the same user, over HTTP `GET /metrics` alone.
-      A client that does not ask, or does not take the answer, within ANSWER_SECONDS or REQUEST_SECONDS is disconnected.
+    * The server is started in a fresh thread, which a signal handler cannot interrupt. The lock that guards the start
+      and the end is held by such threads and by the server's own.
+    * Requests are answered one after another: on the socket those of the same user, over HTTP `GET /metrics` alone.
+      A client that does not ask, or does not take the answer, within REQUEST_SECONDS is disconnected.
     * The folder of sockets is used only if it belongs to this user and no other user may enter it. It is checked once
       and then used by its descriptor, so replacing it later has no effect. A socket is called `PID.sock` from when it
       listens until the trainer ends. A socket that refuses a connection was left by a killed process, and whichever
@@ -19,20 +21,18 @@ Guarantees:
       weakly: serving keeps nothing alive. Streams that another served pipeline draws from are part of it.
 """
 
-import _thread
 import atexit
 import contextlib
 import dataclasses
 import errno
 import functools
+import http.client
 import http.server
 import io
 import itertools
 import json
 import logging
 import os
-import queue
-import select
 import socket
 import socketserver
 import stat
@@ -46,156 +46,189 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Protocol, Self, final
+from typing import Any, Protocol, Self, TypeAlias, final
 
-from millstream.core.signals import is_from_signal_handler
+from millstream.core.signals import SignalSafeLock, is_from_signal_handler
 from millstream.loader.processes.channel import NO_SIGNAL
 from millstream.loader.processes.process_report import process_report
 from millstream.loader.reporting.advice import advice_of
 from millstream.loader.reporting.snapshot import LoaderSnapshot, mixture_texts, workers_text
 from millstream.loader.reporting.summary import exposition
+from millstream.loader.threads.thread_settings import in_fresh_thread
 
 POLL_SECONDS = 0.5
-"""Interval at which the thread checks if any pipeline is still served."""
+"""Interval at which the thread of `millstream top` checks if any pipeline is still served."""
 
-ANSWER_SECONDS = 1.0
-START_SECONDS = 2.0
+REQUEST_SECONDS = 2.0
 CLOSE_SECONDS = 2.0
-MAX_REQUEST_BYTES = 1000
+
+Pages: TypeAlias = Mapping[str, Callable[[], object]]
+"""Functions that return pages by path: text for Prometheus, or values for JSON. They run in the server's thread."""
+
+
+class Server(socketserver.TCPServer):
+    """Answers `GET` requests for pages, one after another. It asks no name server for its own name.
+
+    Raises:
+        OSError: the address cannot be used, because another process has it, for example.
+    """
+
+    allow_reuse_address = True
+    request_queue_size = 128
+
+    def __init__(self, address: Any, pages: Pages) -> None:
+        self.pages = pages
+        if isinstance(address, tuple) and ":" in address[0]:
+            self.address_family = socket.AF_INET6
+        super().__init__(address, _Handler)
+
+    def handle_error(self, _request: Any, _client: Any) -> None:
+        """Ignores that a client has disconnected."""
 
 
 @final
-class Server:
-    """Answers questions of other processes with values for JSON, as long as `is_wanted` returns True.
+class _Writer(io.BufferedIOBase):
+    """Sends to a client that may disconnect at any moment, which must not end a program that SIGPIPE would end."""
 
-    Both functions are called in the server's thread.
-    """
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__()
+        self._connection = connection
 
-    def __init__(self, answer: Callable[[str], object], is_wanted: Callable[[], bool]) -> None:
-        self._answer = answer
-        self._is_wanted = is_wanted
-        self._slot = threading.Lock()
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with memoryview(data) as view:
+            self._connection.sendall(view, NO_SIGNAL)
+            return view.nbytes
+
+
+@final
+class _Handler(http.server.BaseHTTPRequestHandler):
+    timeout = REQUEST_SECONDS
+    server: Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.wfile = _Writer(self.connection)
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path not in self.server.pages:
+            self.send_error(HTTPStatus.NOT_FOUND, f"There is {' and '.join(self.server.pages)}")
+            return
+        try:
+            page = self.server.pages[path]()
+            content = (page if isinstance(page, str) else json.dumps(page)).encode()
+        except Exception as error:  # noqa: BLE001  (the state changes meanwhile, and names may be user code)
+            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, f"No page: {type(error).__name__}")
+            return
+        self.send_response(HTTPStatus.OK)
+        kind = "text/plain; version=0.0.4; charset=utf-8" if isinstance(page, str) else "application/json"
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_arguments: Any) -> None:
+        """Logs nothing: Prometheus asks every few seconds."""
+
+
+@final
+class _SocketServer(Server):
+    """Answers requests of the same user on the socket of this process, in a private folder."""
+
+    address_family = socket.AF_UNIX
+
+    def __init__(self, pages: Pages) -> None:
+        self._name, self._open = socket_name(os.getpid()), contextlib.ExitStack()
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self._open.close)
+            self._folder = self._open.enter_context(private_folder(folders()[0], make=True))
+            if (other := connected(self._folder, self._name)) is not None:
+                other.close()
+                raise FileExistsError(f"Process {os.getpid()} of another container has the socket {self._name!r}.")
+            super().__init__(f".{self._name}.new", pages)
+            on_failure.pop_all()
+
+    def server_bind(self) -> None:
+        new = str(self.server_address)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=self._folder)
+        self.socket.bind(address_in(self._folder, new))
+        os.chmod(address_in(self._folder, new), 0o600)  # noqa: PTH101
+
+    def server_activate(self) -> None:
+        super().server_activate()
+        # A client that has disconnected is not waited for.
+        self.socket.settimeout(POLL_SECONDS)
+        # It gets its name last, so that no client takes it for a dead one.
+        os.rename(str(self.server_address), self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+
+    def verify_request(self, request: Any, _client: Any) -> bool:
+        return is_of_own_user(request)
+
+    def server_close(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._name, dir_fd=self._folder)
+        self.close_descriptors()
+
+    def close_descriptors(self) -> None:
+        self.socket.close()
+        self._open.close()
+
+
+@final
+class _Top:
+    """The server of `millstream top`, as long as a pipeline is served."""
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+        self._server: _SocketServer | None = None
+        self._lock = SignalSafeLock(threading.RLock())
         self._is_ending = False
-        self._thread: threading.Thread | None = None
-        self._listener: socket.socket | None = None
-        self._folder: int | None = None
         atexit.register(self._end)
         os.register_at_fork(after_in_child=self._forget)
 
     def start(self) -> None:
-        """Starts the thread, unless it runs, and returns once its socket listens."""
-        if not self._slot.locked():
-            begun: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-            _thread.start_new_thread(self._begin, (begun,))
-            with contextlib.suppress(queue.Empty):
-                if (error := begun.get(timeout=START_SECONDS)) is not None:
-                    raise error
-        # Another call of `start`, or an interrupted one, may not have finished.
-        deadline = time.monotonic() + START_SECONDS
-        while self._slot.locked() and self._listener is None and time.monotonic() < deadline:
-            time.sleep(0.001)
-
-    def _begin(self, begun: "queue.SimpleQueue[BaseException | None]") -> None:
-        # A Thread object registers its name. `reader_threads` explains why another thread creates it.
-        thread = threading.Thread(target=self._run_thread, args=(begun,), name="millstream-top", daemon=True)
-        try:
-            thread.start()
-        except (RuntimeError, MemoryError) as error:
-            begun.put(OSError(f"The system refuses another thread: {error}"))
-
-    def _run_thread(self, begun: "queue.SimpleQueue[BaseException | None]") -> None:
-        """Serves while it holds the slot, and tries again for pipelines that were served meanwhile."""
-        while self._is_wanted() and not self._is_ending and self._slot.acquire(blocking=False):
-            self._thread = threading.current_thread()
-            try:
-                self._serve(begun)
-            except Exception as error:  # noqa: BLE001  (the caller of `start` raises it)
-                begun.put(error)
-                return
-            finally:
-                self._slot.release()
-        begun.put(None)
-
-    def _serve(self, begun: "queue.SimpleQueue[BaseException | None]") -> None:
-        name = socket_name(os.getpid())
-        with private_folder(folders()[0], make=True) as folder:
-            if (other := connected(folder, name)) is not None:
-                other.close()
-                raise FileExistsError(f"Process {os.getpid()} of another container already has the socket {name!r}.")
-            with _listening(folder, name) as listener:
-                self._listener, self._folder = listener, folder
+        """Starts the server, unless it runs. Called in fresh threads."""
+        with self._lock:
+            if self._server is None and not self._is_ending:
+                server = _SocketServer({"/snapshot": _snapshot, "/stacks": _stacks})
+                thread = threading.Thread(target=self._run, args=(server,), name="millstream-top", daemon=True)
+                self._server, self.thread = server, thread
                 try:
-                    begun.put(None)
-                    self._answer_all(listener)
-                finally:
-                    self._listener = self._folder = None
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(name, dir_fd=folder)
+                    thread.start()
+                except (RuntimeError, MemoryError) as error:
+                    self._server = None
+                    server.server_close()
+                    raise OSError(f"The system refuses another thread: {error}") from error
 
-    def _answer_all(self, listener: socket.socket) -> None:
-        poll = select.poll()
-        poll.register(listener, select.POLLIN)
-        while self._is_wanted() and not self._is_ending:
-            if not poll.poll(POLL_SECONDS * 1000):
-                continue
-            # The client may disconnect at any moment.
-            with contextlib.suppress(OSError):
-                connection, _ = listener.accept()
-                with connection:
-                    self._answer_one(connection)
-
-    def _answer_one(self, connection: socket.socket) -> None:
-        if not is_of_own_user(connection):
-            return
-        connection.settimeout(ANSWER_SECONDS)
-        # A question is sent in one call, and arrives as a whole.
-        request = connection.recv(MAX_REQUEST_BYTES)
-        if not request.endswith(b"\n"):
-            return
-        try:
-            answer = self._answer(request.decode(errors="replace").strip())
-        except Exception as error:  # noqa: BLE001  (the state changes meanwhile, and names may be user code)
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        connection.sendall(json.dumps(answer).encode(), NO_SIGNAL)
+    def _run(self, server: _SocketServer) -> None:
+        while self._server is server:
+            server.handle_request()
+            with self._lock:
+                # A pipeline is added before `start` takes the lock.
+                if self._is_ending or not _living():
+                    self._server = None
+                    server.server_close()
 
     def _end(self) -> None:
+        # Without the lock: this thread may have interrupted a start.
         self._is_ending = True
-        listener, thread = self._listener, self._thread
-        if thread is None or not thread.is_alive():
-            return
-        if listener is not None:
+        server, thread = self._server, self.thread
+        if server is not None and thread is not None and thread.is_alive():
             # Wakes the thread.
             with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
-        deadline = time.monotonic() + CLOSE_SECONDS
-        thread.join(max(0.0, deadline - time.monotonic()))
+                server.socket.shutdown(socket.SHUT_RDWR)
+            thread.join(CLOSE_SECONDS)
 
     def _forget(self) -> None:
         """Leaves the socket to the parent of a forked process."""
-        if (listener := self._listener) is not None:
-            listener.close()
-        if (folder := self._folder) is not None:
-            os.close(folder)
-        self._listener = self._folder = self._thread = None
-        self._slot = threading.Lock()
-
-
-def _listening(folder: int, name: str) -> socket.socket:
-    """Returns a listening socket. It gets its name last, so that no client takes it for a dead one."""
-    new = f".{name}.new"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(new, dir_fd=folder)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.setblocking(False)
-        listener.bind(address_in(folder, new))
-        os.chmod(address_in(folder, new), 0o600)  # noqa: PTH101
-        listener.listen()
-        os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
+        if self._server is not None:
+            self._server.close_descriptors()
+        self._server = self.thread = None
+        self._lock = SignalSafeLock(threading.RLock())
 
 
 logger = logging.getLogger("millstream")
@@ -221,7 +254,7 @@ def serve(insight: Pipeline) -> None:
     if not sys.platform.startswith("linux"):
         raise OSError("`millstream top` needs Linux. Use loader.summary() instead.")
     _add(insight)
-    _server().start()
+    in_fresh_thread(_top().start)
 
 
 def serve_by_environment(insight: Pipeline) -> None:
@@ -251,19 +284,27 @@ def _forget_in_forked_processes() -> None:
 
 
 @functools.cache
-def _server() -> Server:
-    return Server(_answer, lambda: bool(_living()))
+def _top() -> _Top:
+    return _Top()
 
 
 @functools.cache
 def _start_endpoint(text: str) -> None:
     """Starts the endpoint for Prometheus, once for a value of the environment variable: a failure is logged once."""
     try:
-        endpoint = MetricsEndpoint(_page_of_metrics, text)
+        server = start_endpoint(text, _page_of_metrics)
     except (OSError, ValueError) as error:
         logger.warning("millstream: no metrics for Prometheus: %s", error)
     else:
-        logger.info("millstream: metrics for Prometheus at /metrics, port %d", endpoint.port)
+        logger.info("millstream: metrics for Prometheus at /metrics, port %d", server.server_address[1])
+
+
+def start_endpoint(text: str, page: Callable[[], str]) -> Server:
+    """Starts a server of `GET /metrics` in a daemon thread, at the address in the environment variable's value."""
+    server = Server(address_from(text), {"/metrics": page})
+    os.register_at_fork(after_in_child=server.socket.close)
+    threading.Thread(target=server.serve_forever, name="millstream-metrics", daemon=True).start()
+    return server
 
 
 def _page_of_metrics() -> str:
@@ -276,14 +317,6 @@ def _living() -> dict[int, Pipeline]:
     living = [insight for reference in references if (insight := reference()) is not None and not insight.is_closed]
     below = {id(one) for insight in living for one in insight.everything_below()}
     return {_served[insight]: insight for insight in living if id(insight) not in below}
-
-
-def _answer(question: str) -> object:
-    if question == "snapshot":
-        return _snapshot()
-    if question == "stacks":
-        return _stacks()
-    raise ValueError(f"unknown question {question!r}: the client has another version of millstream")
 
 
 def _snapshot() -> dict[str, Any]:
@@ -359,7 +392,6 @@ def _lines_of(frame: object) -> list[str]:
 
 
 VARIABLE = "MILLSTREAM_METRICS_PORT"
-REQUEST_SECONDS = 5.0
 
 
 def address_from(text: str) -> tuple[str, int]:
@@ -372,100 +404,12 @@ def address_from(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-@final
-class MetricsEndpoint:
-    """Answers `GET /metrics` with a page in the text format of Prometheus, from construction on.
-
-    Args:
-        page: returns the page. It is called in the server's thread.
-        text: the value of the environment variable (see `address_from`); with port 0, the system chooses `port`.
-
-    Raises:
-        ValueError: the text names no address.
-        OSError: the address cannot be used, because another process has it, for example.
-    """
-
-    def __init__(self, page: Callable[[], str], text: str) -> None:
-        class Handler(_Handler):
-            page_of_metrics = staticmethod(page)
-
-        host, port = address_from(text)
-        kind = _IPv6Server if ":" in host else _Server
-        self._server = kind((host, port), Handler)
-        self.port = int(self._server.server_address[1])
-        os.register_at_fork(after_in_child=self._server.socket.close)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="millstream-metrics", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
-class _Server(socketserver.TCPServer):
-    """Unlike `http.server.HTTPServer`, it asks no name server for its own name."""
-
-    allow_reuse_address = True
-
-    def handle_error(self, _request: Any, _client: Any) -> None:
-        """Ignores that a client has disconnected."""
-
-
-class _IPv6Server(_Server):
-    address_family = socket.AF_INET6
-
-
-@final
-class _Writer(io.BufferedIOBase):
-    """Sends to a client that may disconnect at any moment, which must not end a program that SIGPIPE would end."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        super().__init__()
-        self._connection = connection
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        with memoryview(data) as view:
-            self._connection.sendall(view, NO_SIGNAL)
-            return view.nbytes
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    timeout = REQUEST_SECONDS
-    page_of_metrics: Callable[[], str]
-
-    def setup(self) -> None:
-        super().setup()
-        self.wfile = _Writer(self.connection)
-
-    def do_GET(self) -> None:
-        if self.path.partition("?")[0] != "/metrics":
-            self.send_error(HTTPStatus.NOT_FOUND, "The measurements are at /metrics")
-            return
-        try:
-            page = self.page_of_metrics().encode()
-        except Exception as error:  # noqa: BLE001  (the state changes meanwhile, and names may be user code)
-            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, f"No page: {type(error).__name__}")
-            return
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-        self.send_header("Content-Length", str(len(page)))
-        self.end_headers()
-        self.wfile.write(page)
-
-    def log_message(self, *_arguments: Any) -> None:
-        """Logs nothing: Prometheus asks every few seconds."""
-
-
 SUFFIX = ".sock"
 
 CONNECT_SECONDS = 5.0
 """Timeout for an answer. A trainer in C code that holds the interpreter's lock answers after it."""
 
-FORMAT = 2
+FORMAT = 3
 HOW_TO_SERVE = "Start it with MILLSTREAM_TOP=1 in its environment, or call loader.serve_top() in it."
 NONE_SERVED = f"No running trainer of yours can be monitored. {HOW_TO_SERVE.replace('it', 'one', 1)}"
 
@@ -527,18 +471,20 @@ def _answer_in(folder: int, pid: int, question: str) -> Any:
     connection = connected(folder, socket_name(pid))
     if connection is None:
         return None
-    with connection:
+    asked = http.client.HTTPConnection("localhost")
+    asked.sock = connection
+    with contextlib.closing(asked):
         if not is_of_own_user(connection):
             raise PermissionError(f"Process {pid} does not belong to this user, {os.geteuid()}.")
-        connection.sendall(f"{question}\n".encode(), NO_SIGNAL)
-        chunks = []
-        while chunk := connection.recv(1 << 16):
-            chunks.append(chunk)
-    if not chunks:
-        raise NotServed(f"Process {pid} has ended, or does not answer this user.")
-    answer = json.loads(b"".join(chunks))
-    if "error" in answer:
-        raise NotServed(f"Process {pid} could not answer: {answer['error']}")
+        try:
+            asked.request("GET", f"/{question}")
+            response = asked.getresponse()
+            content = response.read()
+        except (http.client.HTTPException, ConnectionError) as error:
+            raise NotServed(f"Process {pid} has ended, or does not answer this user.") from error
+    if response.status != HTTPStatus.OK:
+        raise NotServed(f"Process {pid} could not answer: {response.reason}")
+    answer = json.loads(content)
     if answer["format"] != FORMAT:
         raise NotServed(f"Process {pid} runs another version of millstream. Monitor it with that version.")
     return answer

@@ -29,7 +29,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "workers": {"pipeline", "scheduling", "measuring", "threads", "transport"},
         "processes": {"pipeline", "scheduling", "measuring", "threads", "transport", "workers"},
         "cluster": {"pipeline", "scheduling", "measuring", "threads", "transport", "workers"},
-        "monitoring": {"processes", "reporting"},
+        "monitoring": {"processes", "reporting", "threads"},
         "reporting": {"measuring", "pipeline", "threads"},
     },
     "dataset": {"nodes": {"step"}},

@@ -1,17 +1,19 @@
 """The endpoint for Prometheus: on the loopback address unless told otherwise, and no reason for a trainer to fail."""
 
+import contextlib
 import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import millstream
-from millstream.loader.monitoring import MetricsEndpoint, address_from
+from millstream.loader.monitoring import address_from, start_endpoint
 from support.faults.user_faults import WAIT_SECONDS
 
 TRAINER = """
@@ -124,17 +126,26 @@ def test_values_name_a_port_of_the_loopback_address_or_an_address(text: str, add
 
 def test_a_client_that_says_nothing_or_leaves_does_not_end_the_server() -> None:
     """After clients that connect and disconnect, or send no HTTP, the next one is served."""
-    endpoint = MetricsEndpoint(lambda: "x 1\n", "0")
-    for request in (b"", b"\xff\x00\r\n\r\n", b"GET /metrics"):
-        with socket.create_connection(("127.0.0.1", endpoint.port)) as client:
-            client.sendall(request)
-    assert page_at(endpoint.port) == "x 1\n"
-    endpoint.close()
+    with serving(lambda: "x 1\n") as port:
+        for request in (b"", b"\xff\x00\r\n\r\n", b"GET /metrics"):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(request)
+        assert page_at(port) == "x 1\n"
 
 
 def test_a_page_that_fails_is_an_error_of_the_server() -> None:
     """Prometheus sees an answer with a status, instead of a connection that was closed."""
-    endpoint = MetricsEndpoint(lambda: str(1 / 0), "0")
-    with pytest.raises(urllib.error.HTTPError, match="500: No page: ZeroDivisionError"):
-        page_at(endpoint.port)
-    endpoint.close()
+    with (
+        serving(lambda: str(1 / 0)) as port,
+        pytest.raises(urllib.error.HTTPError, match="500: No page: ZeroDivisionError"),
+    ):
+        page_at(port)
+
+
+@contextlib.contextmanager
+def serving(page: Callable[[], str]) -> Iterator[int]:
+    """Serves a page, and yields the port."""
+    server = start_endpoint("0", page)
+    with server:
+        yield int(server.server_address[1])
+        server.shutdown()

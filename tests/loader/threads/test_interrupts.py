@@ -495,7 +495,7 @@ def test_a_loader_is_served_whatever_interrupts_the_start_of_it(
             loader.serve_top()
             assert len(query(os.getpid(), "snapshot")["pipelines"]) == 1
             # One too many, of the start that was interrupted, leaves when it runs.
-            await_ends_but_of(monitoring._server()._thread)
+            await_ends_but_of(monitoring._top().thread)
         if trial % 2 == 0:
             await_ends_but_of(None)
             assert list((tmp_path / "millstream").iterdir()) == []
