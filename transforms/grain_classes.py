@@ -1,13 +1,12 @@
 """Classes that only Grain's users know: packing and batching in one operation, and maps for `select_from_datasets`."""
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.core import tree
 from millstream.core.checks import named_arguments
 from millstream.core.columnar import Allocate
 from millstream.core.segments import Segments
@@ -24,8 +23,7 @@ class PackAndBatchOperation(GroupingOperation):
     without a document are all zeros. New code should use `FirstFitPack` and `Batch`, which return dicts.
 
     Args:
-        length_struct: the number of tokens per row, for each feature; other features are dropped. It may be nested like
-            the elements; then the three dicts are nested, too.
+        length_struct: the number of tokens per row, for each feature; other features are dropped.
         batch_size: the number of rows per batch, at least 1.
         max_sequences_per_bin: the maximum number of documents per row; None for no limit.
 
@@ -42,19 +40,13 @@ class PackAndBatchOperation(GroupingOperation):
                [2, 2, 0, 0, 0, 0, 0, 0]])
     """
 
-    nested_struct: Mapping[str, Any] | None = None
-    """The length_struct as passed if it is nested. The packer then knows features by their paths."""
-
     @named_arguments()
     def __init__(
         self,
-        length_struct: Mapping[str, Any],
+        length_struct: Mapping[str, int],
         batch_size: SupportsIndex,
         max_sequences_per_bin: SupportsIndex | None = None,
     ) -> None:
-        if isinstance(length_struct, Mapping) and any(isinstance(nested, Mapping) for nested in length_struct.values()):
-            self.nested_struct = length_struct
-            length_struct = dict(_leaves(length_struct, length_struct))
         self.packing = FirstFitPack(
             length_struct,
             num_packing_bins=batch_size,
@@ -66,8 +58,6 @@ class PackAndBatchOperation(GroupingOperation):
         return f"PackAndBatchOperation({self.packing.rows}, batch_size={self.packing.num_packing_bins})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        if self.nested_struct is not None:
-            values = [dict(_leaves(self.nested_struct, value)) for value in values]
         return self.packing.prepare(values)
 
     def begin(self, skip: int = 0) -> Bins:
@@ -83,13 +73,11 @@ class PackAndBatchOperation(GroupingOperation):
         rows = self.packing.begin()
         rows.take(lengths_of(zip(*documents, strict=True)))
         packed = list(self.packing.make(documents, Segments.by_output(rows.decisions()[0]), allocate))
-        names = self.packing.length_struct
-        rows_by_ending = [
-            {name: self._stacked([row[name + ending] for row in packed]) for name in names} for ending in _ENDINGS
-        ]
-        if self.nested_struct is not None:
-            rows_by_ending = [_nested(self.nested_struct, iter(nested.values())) for nested in rows_by_ending]
-        return [tuple(rows_by_ending)]
+
+        def of_rows(ending: str) -> dict[str, NDArray[Any]]:
+            return {name: self._stacked([row[name + ending] for row in packed]) for name in self.packing.length_struct}
+
+        return [tuple(map(of_rows, _ENDINGS))]
 
     def _stacked(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         batch = np.zeros((self.packing.num_packing_bins, *rows[0].shape), rows[0].dtype)
@@ -98,23 +86,6 @@ class PackAndBatchOperation(GroupingOperation):
 
 
 _ENDINGS = ("", "_segment_ids", "_positions")
-
-
-def _leaves(structure: Mapping[str, Any], element: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the path and the value of each feature of an element that a nested length_struct has."""
-    for name, nested in structure.items():
-        below = f"{path}[{name!r}]"
-        if not isinstance(element, Mapping) or name not in element:
-            raise ValueError(f"The feature {below} is missing.")
-        if isinstance(nested, Mapping):
-            yield from _leaves(nested, element[name], below)
-        else:
-            yield below, element[name]
-
-
-def _nested(structure: Mapping[str, Any], arrays: Iterator[Any]) -> Any:
-    """Returns arrays, in the order of the features, in the form of a nested length_struct."""
-    return tree.map_leaves(lambda _: next(arrays), structure)
 
 
 class DatasetSelectionMap(abc.ABC):

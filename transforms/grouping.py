@@ -107,6 +107,55 @@ class CountingGroup(OpenGroup):
         return self._missing == 0
 
 
+@final
+class SplitGroup(OpenGroup):
+    """Elements up to the one in which the last of a number of outputs of `unit` tokens ends.
+
+    The elements are concatenated, and cut into outputs. If a remainder of the last element is left, the next group
+    begins with the same element, and skips the consumed amount.
+    """
+
+    def __init__(self, unit: int, outputs: int, skip: int) -> None:
+        self._unit = unit
+        self._skip = skip
+        self._goal = skip + outputs * unit
+        self._total = 0
+        self._end: int | None = None
+        self._sizes: list[NDArray[np.int64]] = []
+
+    def take(self, sizes: NDArray[np.int64]) -> int:
+        if self.is_full:
+            return 0
+        totals = self._total + np.cumsum(sizes[0])
+        taken = min(len(totals), int(np.searchsorted(totals, self._goal)) + 1)
+        self._sizes.append(sizes[0, :taken])
+        self._total = int(totals[taken - 1])
+        if self._total >= self._goal:
+            self.truncate()
+        return taken
+
+    @property
+    def is_full(self) -> bool:
+        return self._total >= self._goal
+
+    @property
+    def used(self) -> int:
+        left = 0 if self._end is None else self._total - self._end
+        return int(self._sizes[-1][-1]) - left if left else 0
+
+    def truncate(self) -> int:
+        whole = max(0, self._total - self._skip) // self._unit
+        self._end = self._skip + whole * self._unit
+        return whole
+
+    def decisions(self) -> NDArray[np.int64]:
+        """Returns the start and stop of each element's slice in this group, shape (2, elements)."""
+        sizes = np.concatenate(self._sizes)
+        lasts = np.cumsum(sizes)
+        end = self._total if self._end is None else self._end
+        return np.stack([np.clip(bound - lasts + sizes, 0, sizes) for bound in (self._skip, end)])
+
+
 class Prepared(NamedTuple):
     """Elements that are ready to be grouped.
 

@@ -13,8 +13,7 @@ from millstream.core.columnar import Allocate
 from millstream.core.randomness import as_seed
 from millstream.core.segments import Segments
 from millstream.errors import StackError
-from millstream.transforms.grouping import CountingGroup, GroupId, GroupingOperation, Prepared
-from millstream.transforms.packing.split_groups import SplitGroup
+from millstream.transforms.grouping import CountingGroup, GroupId, GroupingOperation, Prepared, SplitGroup
 
 
 @final

@@ -306,8 +306,7 @@ class ConcatThenSplitIterDataset(_Operated):
         parent: the dataset of documents: dicts of arrays.
         length_struct: the number of tokens per row, for each feature; other features are dropped.
         meta_features: features, of length_struct, without segment ids and positions.
-        split_full_length_features: True to split documents that are as long as a row like all others; False to make
-            each of them a row, after the row that is being filled.
+        split_full_length_features: True, because documents as long as a row are split like all others.
         bos_handling: the treatment of the first tokens of rows.
         bos_features: the features in which they are replaced.
         bos_token_id: the token that replaces them; None for no replacement.
@@ -337,10 +336,14 @@ class ConcatThenSplitIterDataset(_Operated):
         if bos_handling is BOSHandling.DO_NOTHING:
             # Grain accepts both here, and ignores them.
             bos_features, bos_token_id = (), None
+        if not as_flag(split_full_length_features, "split_full_length_features"):
+            raise ValueError(
+                "split_full_length_features must be True, got False: documents as long as a row are split like all "
+                "others. Use FirstFitPackIterDataset to keep documents whole."
+            )
         operation = ConcatThenSplit(
             length_struct,
             meta_features=meta_features,
-            split_full_length_features=split_full_length_features,
             bos_handling=bos_handling,
             bos_features=bos_features,
             bos_token_id=bos_token_id,

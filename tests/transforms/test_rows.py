@@ -87,23 +87,6 @@ def test_batches_are_the_rows_of_first_fit(worker_count: int, most: int | None) 
         assert not whole[len(rows) :].any()
 
 
-def test_features_may_be_nested() -> None:
-    """The three dicts have the form of length_struct, and the arrays of features that are not nested."""
-    nested = [{"x": {"y": {"a": document["a"]}, "b": document["a"] + 1}, "z": 0} for document in documents(31)]
-    flat = [{"a": document["a"], "b": document["a"] + 1} for document in documents(31)]
-    pack = PackAndBatchOperation({"x": {"y": {"a": 6}, "b": 7}}, 4)
-    of_flat = made_of(flat, PackAndBatchOperation({"a": 6, "b": 7}, 4))
-
-    for nested_batch, flat_batch in zip(made_of(nested, pack), of_flat, strict=True):
-        for part, expected in zip(nested_batch, flat_batch, strict=True):
-            assert part.keys() == {"x"}
-            assert part["x"].keys() == {"y", "b"}
-            np.testing.assert_array_equal(part["x"]["y"]["a"], expected["a"])
-            np.testing.assert_array_equal(part["x"]["b"], expected["b"])
-    with pytest.raises(ValueError, match=r"The feature \['x'\]\['y'\] is missing"):
-        made_of([{"x": {"b": np.ones(2)}}], pack)
-
-
 def test_it_resumes_and_refuses() -> None:
     """A state at any batch resumes with the same batches; a document longer than a row is an error."""
     pack = PackAndBatchOperation(length_struct={"a": 6}, batch_size=4)

@@ -8,13 +8,12 @@ from typing import Any, SupportsIndex, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.core.checks import as_flag, as_integer, named_arguments
+from millstream.core.checks import as_integer, named_arguments
 from millstream.core.columnar import Allocate
 from millstream.core.segments import Segments
 from millstream.core.warn import warn
-from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared, lengths_of
+from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared, SplitGroup, lengths_of
 from millstream.transforms.packing.rows import TOKENS_TOGETHER, RowFormat
-from millstream.transforms.packing.split_groups import SplitGroup, WholeRowGroup, whole_row_segments
 
 
 class BOSHandling(enum.Enum):
@@ -56,9 +55,6 @@ class ConcatThenSplit(GroupingOperation):
         meta_features: features without segment ids and positions of their own. In a document, a meta feature has one
             value per token and is cut with the tokens, or a single value, which each segment of the document gets. Its
             length in length_struct may differ, and must suffice for all values of a row.
-        split_full_length_features: True to cut a document of exactly a row's length like any other; False to return it
-            as a row, after the row that is being filled, or immediately if there is none. Such rows may also follow the
-            last row that is cut, which has the padding.
         padding_struct: the padding value of the last row, per feature; 0 for the other features.
         bos_handling: selects whether first tokens are replaced.
         bos_features: the features whose first tokens are replaced.
@@ -85,7 +81,6 @@ class ConcatThenSplit(GroupingOperation):
         length_struct: Mapping[str, int],
         *,
         meta_features: Collection[str] = (),
-        split_full_length_features: bool = True,
         padding_struct: Mapping[str, Any] | None = None,
         bos_handling: BOSHandling = BOSHandling.DO_NOTHING,
         bos_features: Collection[str] = (),
@@ -99,14 +94,10 @@ class ConcatThenSplit(GroupingOperation):
             )
         if not isinstance(bos_handling, BOSHandling):
             raise TypeError(f"bos_handling must be one of {', '.join(map(str, BOSHandling))}, got {bos_handling!r}.")
-        if not as_flag(split_full_length_features, "split_full_length_features"):
-            self.splits_full_length = False
         self.bos_handling = bos_handling
         self.bos_features = self.rows.named("bos_features", bos_features)
         self.bos_token_id = None if bos_token_id is None else as_integer(bos_token_id, "bos_token_id")
         self._check_bos()
-
-    splits_full_length = True
 
     @property
     def length_struct(self) -> dict[str, int]:
@@ -124,8 +115,7 @@ class ConcatThenSplit(GroupingOperation):
         return self.length_struct[self._cut_features[0]]
 
     def __repr__(self) -> str:
-        option = "" if self.splits_full_length else ", split_full_length_features=False"
-        return f"ConcatThenSplit({self.rows}{option})"
+        return f"ConcatThenSplit({self.rows})"
 
     @property
     def may_drop(self) -> bool:
@@ -153,14 +143,11 @@ class ConcatThenSplit(GroupingOperation):
         kept = tokens[0] > 0
         return Prepared(list(itertools.compress(documents, kept)), tokens[:, kept], kept.astype(int).tolist())
 
-    def begin(self, skip: int = 0) -> SplitGroup | WholeRowGroup:
-        kind = SplitGroup if self.splits_full_length else WholeRowGroup
-        return kind(self.output_size, max(1, TOKENS_TOGETHER // self.output_size), skip)
+    def begin(self, skip: int = 0) -> SplitGroup:
+        return SplitGroup(self.output_size, max(1, TOKENS_TOGETHER // self.output_size), skip)
 
     def arrange(self, measures: NDArray[np.int64], group: GroupId) -> Segments:
         del group
-        if not self.splits_full_length:
-            return whole_row_segments(measures[0], measures[-2], measures[-1], self.output_size)
         return Segments.chunked(measures[-2], measures[-1], self.output_size)
 
     def make(self, values: Sequence[Any], segments: Segments, allocate: Allocate = np.empty) -> Sequence[Any]:

@@ -110,7 +110,6 @@ PACKED: dict[str, Any] = {
 SPLIT: dict[str, Any] = {
     "length_struct": {"tokens": 4, "number": 4},
     "meta_features": ("number",),
-    "split_full_length_features": False,
     "bos_handling": grain.experimental.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS,
     "bos_features": ("tokens",),
     "bos_token_id": 99,
@@ -331,6 +330,13 @@ def test_a_dataset_that_does_not_resume_is_found_out() -> None:
         ("ParquetIterDataset", {"path": "x", "filesystem": 3}, TypeError, "filesystem"),
         ("TFRecordIterDataset", {"path": "/nowhere"}, FileNotFoundError, "nowhere"),
         ("ThreadPrefetchIterDataset", {"parent": documents(), "prefetch_buffer_size": -1}, ValueError, "at least 0"),
+        (
+            "ConcatThenSplitIterDataset",
+            {"parent": documents(), "length_struct": {"tokens": 4}, "split_full_length_features": False},
+            ValueError,
+            "FirstFitPackIterDataset",
+        ),
+        ("PackAndBatchOperation", {"length_struct": {"x": {"a": 4}}, "batch_size": 2}, TypeError, "must be an integer"),
         ("DatasetOptions", {"filter_raise_threshold_ratio": 1.5}, ValueError, "a share above 0 and up to 1"),
         ("WithOptionsIterDataset", {"parent": documents(), "options": None}, TypeError, "DatasetOptions"),
         ("device_put", {"ds": documents(), "device": None, "cpu_buffer_size": -1}, ValueError, "^cpu_buffer_size must"),

@@ -78,13 +78,11 @@ def test_next_after_an_error_that_was_caught_repeats_and_loses_nothing(name: str
     assert (got, found) == (expected, error)
 
 
-WHOLE_ROWS = ConcatThenSplit({"a": ROW}, split_full_length_features=False)
 SPLIT = FirstFitPack({"a": ROW}, num_packing_bins=4, overflow="split")
 EXAMPLES: dict[str, list[Transformation]] = {
     "FirstFitPack": [Document(), FirstFitPack({"a": ROW, "b": ROW}, num_packing_bins=4), Batch(3)],
     "BestFitPack": [Document(), BestFitPack({"a": ROW}, num_packing_bins=4), Label(), Batch(3)],
     "ConcatThenSplit": [Document(3 * ROW), ConcatThenSplit({"a": ROW, "b": ROW}), Label(), Batch(3)],
-    "ConcatThenSplit with whole rows": [Document(ROW), WHOLE_ROWS, Label(), Batch(3)],
     "WindowShuffle": [Document(3 * ROW), SPLIT, WindowShuffle(7, seed=1), Batch(3)],
     "TokenBudgetBatch": [Document(), TokenBudgetBatch(4 * ROW, ["a", "b"]), Label()],
     "BucketBatch": [Document(), BucketBatch([4, 8, ROW], [4, 3, 2], ["a", "b"], window_size=20)],

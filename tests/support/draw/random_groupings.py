@@ -150,7 +150,6 @@ GROUPINGS: dict[str, st.SearchStrategy[Drawn]] = {
             [
                 {"length_struct": {"a": ROW}},
                 {"length_struct": {"b": 7, "a": 7}},
-                {"length_struct": {"a": ROW}, "split_full_length_features": False},
                 {"length_struct": {"left out": 15, "a": ROW, "b": ROW}, "meta_features": ["left out", "b"]},
                 {
                     "length_struct": {"a": ROW, "b": ROW},

@@ -138,12 +138,11 @@ def filled(operation: ConcatThenSplit, documents: list[dict[str, Any]]) -> dict[
 
 
 def concatenated(operation: ConcatThenSplit, elements: Iterable[Element]) -> Iterator[Element]:
-    """Yields rows of all tokens laid end to end, but for documents that may be rows by themselves."""
+    """Yields rows of all tokens laid end to end."""
     lengths = operation.length_struct
     first = next(name for name in lengths if name not in operation.rows.meta_features)
     length = lengths[first]
     row: list[dict[str, Any]] = []
-    waiting: list[Element] = []
     position = index = room = 0
 
     def begun(document: dict[str, Any]) -> dict[str, Any]:
@@ -154,13 +153,6 @@ def concatenated(operation: ConcatThenSplit, elements: Iterable[Element]) -> Ite
 
     for document_position, document_index, document in elements:
         rest, used = {name: np.atleast_1d(document[name]) for name in lengths}, 0
-        if not operation.splits_full_length and len(rest[first]) == length:
-            whole = document_position, part_index(document_index, MAX_FAN_OUT, 0), filled(operation, [begun(rest)])
-            if row:
-                waiting.append(whole)
-            else:
-                yield whole
-            continue
         while len(rest[first]):
             if not row:
                 position, room = document_position, length
@@ -171,11 +163,9 @@ def concatenated(operation: ConcatThenSplit, elements: Iterable[Element]) -> Ite
             used, room = used + taken, room - taken
             if not room:
                 yield position, index, filled(operation, row)
-                yield from waiting
-                row, waiting = [], []
+                row = []
     if row:
         yield position, index, filled(operation, row)
-    yield from waiting
 
 
 def rebatched(operation: Rebatch, elements: Iterable[Element]) -> Iterator[Element]:
