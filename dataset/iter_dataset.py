@@ -29,8 +29,8 @@ from millstream.dataset.arguments import (
     raise_missing,
 )
 from millstream.dataset.chain_rendering import html_of, sketch_of, text_of
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator, counted
-from millstream.dataset.iterators.iterable_iterator import checked_iterable
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.foreign_iterators import checked_iterable, counted
 from millstream.dataset.joins.limits import Cache, Skip, Take
 from millstream.dataset.joins.mixing import Mix
 from millstream.dataset.joins.turns import Repeat, Turns

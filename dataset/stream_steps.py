@@ -11,8 +11,8 @@ from millstream.core.checks import as_options
 from millstream.core.descriptions import described, function_name
 from millstream.core.randomness import Purpose, derive_seed
 from millstream.dataset.arguments import count_random_maps, longest_count, nearest_seed, seed_for
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator, description_of_stream, with_states
-from millstream.dataset.iterators.iterable_iterator import iterator_of_iterable
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.foreign_iterators import description_of_stream, iterator_of_iterable, with_states
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import FixedChain, Running, Shared
 from millstream.dataset.node_source import node_of

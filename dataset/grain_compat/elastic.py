@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from millstream.core.checks import as_options
 from millstream.core.randomness import Purpose, derive_seed
+from millstream.dataset.iterators.chain_iterator import EngineIterator
 from millstream.dataset.iterators.chain_positions import accepted, texts_of
-from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.running import FixedChain, checked_maps
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.node_source import node_of

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, final
 
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.iterators.iterable_iterator import checked_iterable
+from millstream.dataset.iterators.foreign_iterators import checked_iterable
 from millstream.dataset.map_dataset import MapDataset, dataset_of
 from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.index_nodes import InterleavedRows

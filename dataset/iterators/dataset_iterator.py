@@ -2,30 +2,26 @@
 
 import copy
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, final
 
 from millstream.core.closing import Closing
 from millstream.core.signals import interrupts
 from millstream.dataset.arguments import only_parent
-from millstream.dataset.iterators.chain_positions import accepted, accepting, texts_of
+from millstream.dataset.iterators.chain_positions import accepting
 from millstream.errors import CheckpointError
 from millstream.grain_kinds import STATS, Stats
 from millstream.loader.checkpoints.checkpointable import Checkpointable
-from millstream.loader.checkpoints.compatibility import accept
-from millstream.loader.checkpoints.description import Description
 from millstream.loader.checkpoints.envelope import (
     SavedPosition,
     UsersState,
     ending_of,
-    is_list,
-    is_number,
     opened_dict,
     sealed_dict,
-    values_of,
     wrong_kind,
 )
 from millstream.loader.checkpoints.state import Stream, stream_from
+from millstream.loader.pipeline.elements import Origins
 from millstream.loader.views import Insight, Inspectable
 
 T_co = TypeVar("T_co", covariant=True)
@@ -34,10 +30,17 @@ CLOSED = "Trying to advance a closed iterator. Call iter(dataset) for a new one.
 
 
 class Drawn(NamedTuple, Generic[T_co]):
-    """Elements of an iterator, fewer than requested if it ends or fails, and the error that followed them."""
+    """A run of elements of an iterator.
 
-    values: list[T_co]
+    Attributes:
+        values: the elements, fewer than requested if the iterator ends or fails.
+        error: the error that followed them; None if there was none.
+        origins: the records that they come from; None if their numbers in the stream are all that is known.
+    """
+
+    values: Sequence[T_co]
     error: BaseException | None = None
+    origins: Origins | None = None
 
 
 def listed(iterator: Iterator[Any], count: int, values: list[Any]) -> Drawn[Any]:
@@ -221,9 +224,14 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
                 f"{type(error).__name__}: {error}. Pass a state of the same chain."
             ) from error
 
-    def _draw_elements(self, count: int) -> Drawn[Any]:
-        """Returns the next elements, more than one: fewer than `count` if they end, or if an error follows."""
+    def _draw_run(self, count: int) -> Drawn[Any]:
+        """Returns the next elements: fewer than `count` if they end, or if an error follows."""
         return listed(self, count, [])
+
+    @property
+    def _watches_itself(self) -> bool:
+        """True if a draw that never ends is an error by itself, because those of the iterators below are watched."""
+        return bool(self._parents)
 
     @property
     def _class_name(self) -> str:
@@ -257,7 +265,7 @@ def move_to(iterator: DatasetIterator[Any], position: Any) -> None:
 
 def drawn_from(iterator: DatasetIterator[Any], count: int) -> Drawn[Any]:
     """Returns the next `count` elements of an iterator, fewer if it ends or fails."""
-    return iterator._draw_elements(count) if count > 1 else listed(iterator, count, [])  # noqa: SLF001  (as above)
+    return iterator._draw_run(count)  # noqa: SLF001  (as above)
 
 
 def call_if_possible(iterator: object, name: str) -> None:
@@ -320,139 +328,6 @@ class SavingIterator(DatasetIterator[T_co]):
 _WITHOUT_STREAM = ending_of(None)
 
 
-class ForeignHolder(DatasetIterator[T_co]):
-    """An iterator that draws from a user's one, which one thread uses at a time, `close` included.
-
-    A `close` in another thread, or in a signal handler, leaves it to the call that uses it. Flags suffice for that, as
-    in `Exclusive`: either `close` sees the call, or the call sees that the iterator is closed.
-    """
-
-    _iterator: Any = None
-    _is_used = False
-
-    def _use(self, work: Callable[[], Any]) -> Any:
-        self._is_used = True
-        try:
-            self._check_open()
-            return work()
-        finally:
-            self._release()
-
-    def _release(self) -> None:
-        self._is_used = False
-        if self._closed:
-            call_if_possible(self._iterator, "close")
-
-    def close(self) -> None:
-        """Closes the user's iterator, if it can be closed, once no call uses it."""
-        super().close()
-        if not self._is_used:
-            call_if_possible(self._iterator, "close")
-
-
-_COUNTED = "a stream whose elements are counted"
-
-
-def description_of_stream(
-    name: str, attributes: Mapping[str, Any], kind: type | None = None
-) -> dict[str, dict[str, str]]:
-    """Returns the description of a stream for states without a position of their own, with the code of a class."""
-    found = Description()
-    found.identity["stream"] = name
-    if kind is not None:
-        found.add_code("stream", kind)
-    for attribute, value in attributes.items():
-        found.add(f"stream.{attribute}", value, is_content=True)
-    return {"words": found.identity, "content": found.content}
-
-
-def counted(dataset: Any, begin: Callable[[], Iterator[Any]], first: Iterator[Any]) -> "CountedIterator":
-    """Returns an iterator of a user's dataset whose iterators have no states."""
-    # A subclass may have a __getstate__ of its own, which returns anything.
-    attributes = {name: value for name, value in vars(dataset).items() if name not in KEPT_BY_ITER_DATASET}
-    kind = type(dataset)
-    return CountedIterator(kind.__name__, description_of_stream(kind.__name__, attributes, kind), begin, first)
-
-
-KEPT_BY_ITER_DATASET = {"_parents", "_depth", "_step"}
-"""The attributes that every IterDataset has."""
-
-
-@final
-class CountedIterator(ForeignHolder[Any], SavingIterator[Any]):
-    """An iterator without states. Its position is the number of elements it has yielded.
-
-    `begin` returns the iterator at its beginning; `first` is its first result.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        described: Mapping[str, Mapping[str, str]],
-        begin: Callable[[], Iterator[Any]],
-        first: Iterator[Any],
-    ) -> None:
-        super().__init__()
-        self.name = name
-        texts = described["words"], described["content"]
-        self._identity, self._content = (SavedPosition(sorted(each.items())) for each in texts)
-        self._begin = begin
-        self._iterator = first
-        self._count = 0
-        # True if the iterator may be at another element than `_count`, or exhausted.
-        self._has_failed = False
-
-    @property
-    def _class_name(self) -> str:
-        return self.name
-
-    @property
-    def step(self) -> int:
-        return self._count
-
-    def __next__(self) -> Any:
-        self._is_used = True
-        try:
-            self._check_open()
-            if self._has_failed:
-                # A generator is exhausted once it has raised.
-                self._restart(self._count)
-            self._has_failed = True
-            try:
-                element = next(self._iterator)
-            except StopIteration:
-                self._has_failed = False
-                raise
-            self._count, self._has_failed = self._count + 1, False
-            return element
-        finally:
-            self._release()
-
-    def _position_here(self) -> SavedPosition:
-        return SavedPosition((_COUNTED, self._count, self._identity, self._content))
-
-    def _move_to(self, position: Any, stream: Stream | None = None) -> None:
-        del stream
-        self._check_open()
-        count, *saved = values_of(position, _COUNTED, is_number, is_list, is_list)
-        identity, content = map(texts_of, saved, (self._identity, self._content))
-        options = accepted()
-        accept(identity, content, options.allow, strict=options.strict)
-        before = self._count
-        self._use(lambda: self._restart(count))
-        if self._count < count:
-            there, self._has_failed = self._count, True
-            self._count = before
-            raise CheckpointError(f"The state is after {count} elements of {self.name}, which has {there}.")
-
-    def _restart(self, count: int) -> None:
-        self._has_failed = True
-        call_if_possible(self._iterator, "close")
-        self._iterator = self._begin()
-        there = sum(1 for _ in itertools.islice(self._iterator, count))
-        self._count, self._has_failed = there, False
-
-
 _NOTHING: Any = object()
 """Stands for the state of an iterator that has moved since a state was loaded."""
 
@@ -476,7 +351,12 @@ class UsersIterator(DatasetIterator[Any]):
         self._loaded = _NOTHING
         return element
 
-    def _draw_elements(self, count: int) -> Drawn[Any]:
+    @property
+    def _watches_itself(self) -> bool:
+        # The user's class may have a constructor that sets no parents.
+        return bool(getattr(self.iterator, "_parents", ()))
+
+    def _draw_run(self, count: int) -> Drawn[Any]:
         values: list[Any] = []
         try:
             return listed(self.iterator, count, values)
@@ -507,11 +387,3 @@ class UsersIterator(DatasetIterator[Any]):
     def __getattr__(self, name: str) -> Any:
         # Its other members are those of the user's class.
         return getattr(self.iterator, name)
-
-
-def with_states(dataset: Any) -> DatasetIterator[Any]:
-    """Returns a new iterator of a dataset; one without states is resumed by the number of elements it has yielded."""
-    iterator: DatasetIterator[Any] = iter(dataset)
-    if type(iterator).get_state is DatasetIterator.get_state:
-        return counted(dataset, lambda: iter(dataset), iterator)
-    return iterator._with_own_states()  # noqa: SLF001  (of the class above)

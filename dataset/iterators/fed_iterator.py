@@ -7,15 +7,14 @@ from typing import Any, final
 
 import numpy as np
 
+from millstream.dataset.iterators.chain_iterator import EngineIterator
 from millstream.dataset.iterators.chain_positions import check_resumable, fingerprint_number
 from millstream.dataset.iterators.dataset_iterator import (
     DatasetIterator,
-    UsersIterator,
     drawn_from,
     move_to,
     position_of,
 )
-from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.recovering_iterator import insights_below
 from millstream.dataset.iterators.running import FixedChain, Running
 from millstream.dataset.nodes.lowering import InOrder
@@ -172,18 +171,17 @@ class _Drawing:
 
     def draw(self, count: int, number: int) -> Elements:
         """Returns the next elements: fewer than `count` if they end, or if an error follows."""
-        if isinstance(self._stream, EngineIterator):
-            # Random draws depend on the origins of these.
-            made = self._stream.draw(count)
-            return Elements(made.values, made.origins.without_sizes(), made.error)
-        named = self._stream
-        name = named._class_name  # noqa: SLF001  (of the library's base class)
-        draw = functools.partial(drawn_from, self._stream, count)
-        if getattr(named.iterator if isinstance(named, UsersIterator) else named, "_parents", ()):
-            # Calls of the iterators below are watched themselves.
-            values, error = draw()
-        else:
-            values, error = watched(draw, lambda: f"{name}, at element {number} or later", self._stall_timeout)
+        stream = self._stream
+        name, watches_itself = stream._class_name, stream._watches_itself  # noqa: SLF001  (of the library's base class)
+        draw = functools.partial(drawn_from, stream, count)
+        values, error, origins = (
+            draw()
+            if watches_itself
+            else watched(draw, lambda: f"{name}, at element {number} or later", self._stall_timeout)
+        )
+        if origins is not None:
+            # Random draws depend on them.
+            return Elements(values, origins.without_sizes(), error)
         if error is not None:
             error = annotated(error, f"{name}, at element {number + len(values)}")
         numbers = np.arange(number, number + len(values))

@@ -146,7 +146,7 @@ class RecoveringIterator(Measured, Exclusive, SavingIterator[T_co]):
             self._keep()
         self._is_torn, self._is_at_end, self._num_moves = True, False, self._num_moves + 1
 
-    def _draw_elements(self, count: int) -> Drawn[T_co]:
+    def _draw_run(self, count: int) -> Drawn[T_co]:
         self._prepare()
         drawn = self._draw_in_runs(count)
         self._num_since += len(drawn.values)
@@ -167,11 +167,11 @@ class RecoveringIterator(Measured, Exclusive, SavingIterator[T_co]):
         while left := count - len(values):
             limit = min(left, self._run)
             begin = time.perf_counter()
-            drawn, error = self._draw(limit) if limit > 1 else self._draw_single()
-            values += drawn
-            self._step += len(drawn)
-            if len(drawn) < limit:
-                return Drawn(values, error)
+            drawn = self._draw(limit) if limit > 1 else self._draw_single()
+            values += drawn.values
+            self._step += len(drawn.values)
+            if len(drawn.values) < limit:
+                return Drawn(values, drawn.error)
             is_fast = time.perf_counter() - begin < FAST_SECONDS * limit
             self._run = min(2 * self._run, KEPT_ELEMENTS) if is_fast else max(self._run // 2, 1)
         return Drawn(values)
@@ -272,12 +272,12 @@ class RecoveringIterator(Measured, Exclusive, SavingIterator[T_co]):
 
         Joins override it, because a run of one element takes several times as long.
         """
-        values, error = self._draw(1)
-        if error is not None:
-            raise error
-        if not values:
+        drawn = self._draw(1)
+        if drawn.error is not None:
+            raise drawn.error
+        if not drawn.values:
             raise StopIteration
-        return values[0]
+        return drawn.values[0]
 
     @abc.abstractmethod
     def _draw(self, count: int) -> Drawn[T_co]:
@@ -308,9 +308,9 @@ class RecoveringIterator(Measured, Exclusive, SavingIterator[T_co]):
         self._move(self._kept_state)
         self._num_moves += 1
         if self._num_since:
-            _, error = self._draw_in_runs(self._num_since)
-            if error is not None:
-                raise error
+            drawn = self._draw_in_runs(self._num_since)
+            if drawn.error is not None:
+                raise drawn.error
         if self._is_at_end:
             self._draw(1)
         self._is_torn = False

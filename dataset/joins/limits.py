@@ -99,10 +99,10 @@ class _SkippedIterator(RecoveringIterator[Any]):
     def _draw(self, count: int) -> Drawn[Any]:
         left = 0 if self._step else self._num_skipped
         while left:
-            values, error = drawn_from(self._parent, min(left, KEPT_ELEMENTS))
-            left -= len(values)
-            if error is not None or not values:
-                return Drawn([], error)
+            skipped = drawn_from(self._parent, min(left, KEPT_ELEMENTS))
+            left -= len(skipped.values)
+            if skipped.error is not None or not skipped.values:
+                return Drawn([], skipped.error)
         return drawn_from(self._parent, count)
 
     def _state(self) -> SavedPosition:
@@ -163,18 +163,18 @@ class _CacheIterator(RecoveringIterator[Any]):
         """Keeps the next elements of the parent. Returns the error that follows them, if any."""
         if not self._is_in_step:
             move_to(self._parent, self._beginning)
-            _, error = drawn_from(self._parent, len(self._kept))
-            if error is not None:
-                return error
+            skipped = drawn_from(self._parent, len(self._kept))
+            if skipped.error is not None:
+                return skipped.error
         self._is_in_step = False
-        values, error = drawn_from(self._parent, count)
-        self._kept += values
-        self._is_in_step = error is None
-        if error is None and len(self._kept) < self._step:
+        drawn = drawn_from(self._parent, count)
+        self._kept += drawn.values
+        self._is_in_step = drawn.error is None
+        if drawn.error is None and len(self._kept) < self._step:
             return CheckpointError(
                 f"The state is at element {self._step} of a cached dataset, which has {len(self._kept)}."
             )
-        return error
+        return drawn.error
 
 
 _UNCHANGEABLE = frozenset({int, float, complex, bool, str, bytes, NoneType})

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.dataset.chain import Chain, fixed_chain, joint_reading
+from millstream.dataset.iterators.chain_iterator import EngineIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator, position_of
-from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import FixedChain, Running, Shared, WarmWorkers, checked_maps

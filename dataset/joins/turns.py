@@ -94,8 +94,9 @@ class _TurnsIterator(RecoveringIterator[Any]):
             slots = self._next_slots(left)
             if not slots:
                 break
-            drawn, error = self._draw_rounds(slots, left // len(slots))
-            values += drawn
+            drawn = self._draw_rounds(slots, left // len(slots))
+            values += drawn.values
+            error = drawn.error
         return Drawn(values, error)
 
     def _draw_one(self) -> Any:
@@ -127,7 +128,7 @@ class _TurnsIterator(RecoveringIterator[Any]):
         A slot whose dataset ends yields nothing at that turn, and continues with the next dataset.
         """
         drawn = [drawn_from(slot.iterator, rounds) for slot in slots if slot.iterator is not None]
-        columns, errors = [values for values, _ in drawn], [error for _, error in drawn]
+        columns, errors = [list(one.values) for one in drawn], [one.error for one in drawn]
         # Datasets are opened in the order in which those before them end.
         while (end := min((len(column), number) for number, column in enumerate(columns)))[0] < rounds:
             at, number = end
@@ -138,10 +139,10 @@ class _TurnsIterator(RecoveringIterator[Any]):
                 before = [column[: at + (other < number)] for other, column in enumerate(columns)]
                 return Drawn(_in_turn(before), error)
             columns[number].append(_NOTHING)
-            values = [_NOTHING] * (rounds - at - 1)
-            if slot.iterator is not None:
-                values, errors[number] = drawn_from(slot.iterator, rounds - at - 1)
-            columns[number] += values
+            left = rounds - at - 1
+            following = Drawn([_NOTHING] * left) if slot.iterator is None else drawn_from(slot.iterator, left)
+            columns[number] += following.values
+            errors[number] = following.error
         self._turn = (self._slots.index(slots[-1]) + 1) % len(self._slots)
         return Drawn(_in_turn(columns))
 

@@ -52,7 +52,7 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
     def _draw(self, count: int) -> Drawn[tuple[Any, ...]]:
         if self._ended:
             return Drawn([])
-        columns: list[list[Any]] = []
+        columns: list[Sequence[Any]] = []
         shortest, error = None, None
         for number, parent in enumerate(self._parents):
             drawn = drawn_from(parent, count)
@@ -71,9 +71,9 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
         if shorter:
             return _unequal(shorter, 0)
         for number, parent in enumerate(self._parents[1:], 1):
-            values, error = drawn_from(parent, 1)
-            if values or error is not None:
-                return error or _unequal(0, number)
+            drawn = drawn_from(parent, 1)
+            if drawn.values or drawn.error is not None:
+                return drawn.error or _unequal(0, number)
         return None
 
     def _state(self) -> SavedPosition:

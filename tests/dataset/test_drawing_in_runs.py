@@ -74,7 +74,7 @@ def one_by_one(iterator: RecoveringIterator[Any], count: int) -> tuple[list[Any]
 
 def in_runs(iterator: RecoveringIterator[Any], count: int) -> tuple[list[Any], str]:
     """Returns the same, drawn in one call."""
-    values, error = iterator._draw_elements(count)
+    values, error, _ = iterator._draw_run(count)
     return values, "" if error is None else repr(error)
 
 
@@ -139,5 +139,5 @@ def test_runs_are_long_only_where_elements_come_fast(
     iterator = iter(IN_TURN[join]([Logged(0, drawn), Logged(1, drawn)]))
     assert isinstance(iterator, RecoveringIterator)
     for _ in range(8):
-        iterator._draw_elements(32)
+        iterator._draw_run(32)
     assert max(len(list(run)) for _, run in itertools.groupby(drawn[-32:])) == longest

@@ -1,38 +1,186 @@
-"""Iterators that draw from any iterable, resumed by the iterable's own states if it has them."""
+"""Iterators over objects of users: their iterators, with states or without, and any iterable."""
 
 import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from types import NoneType
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from millstream.core.descriptions import described, function_name
+from millstream.dataset.iterators.chain_positions import accepted, texts_of
 from millstream.dataset.iterators.dataset_iterator import (
-    CountedIterator,
     DatasetIterator,
     Drawn,
-    ForeignHolder,
+    SavingIterator,
     call_if_possible,
     listed,
 )
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.compatibility import accept
+from millstream.loader.checkpoints.description import Description
 from millstream.loader.checkpoints.envelope import (
     SavedPosition,
     UsersState,
     is_anything,
     is_flag,
+    is_list,
     is_number,
     unreadable,
     values_of,
 )
+from millstream.loader.checkpoints.state import Stream
 from millstream.sources.base import HeldRecords, is_held, own
+
+T_co = TypeVar("T_co", covariant=True)
 
 _COPY_ATTEMPTS = 3
 
 _KIND = "a stream with states of its own"
+
+
+class ForeignHolder(DatasetIterator[T_co]):
+    """An iterator that draws from a user's one, which one thread uses at a time, `close` included.
+
+    A `close` in another thread, or in a signal handler, leaves it to the call that uses it. Flags suffice for that, as
+    in `Exclusive`: either `close` sees the call, or the call sees that the iterator is closed.
+    """
+
+    _iterator: Any = None
+    _is_used = False
+
+    def _use(self, work: Callable[[], Any]) -> Any:
+        self._is_used = True
+        try:
+            self._check_open()
+            return work()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._is_used = False
+        if self._closed:
+            call_if_possible(self._iterator, "close")
+
+    def close(self) -> None:
+        """Closes the user's iterator, if it can be closed, once no call uses it."""
+        super().close()
+        if not self._is_used:
+            call_if_possible(self._iterator, "close")
+
+
+_COUNTED = "a stream whose elements are counted"
+
+
+def description_of_stream(
+    name: str, attributes: Mapping[str, Any], kind: type | None = None
+) -> dict[str, dict[str, str]]:
+    """Returns the description of a stream for states without a position of their own, with the code of a class."""
+    found = Description()
+    found.identity["stream"] = name
+    if kind is not None:
+        found.add_code("stream", kind)
+    for attribute, value in attributes.items():
+        found.add(f"stream.{attribute}", value, is_content=True)
+    return {"words": found.identity, "content": found.content}
+
+
+def counted(dataset: Any, begin: Callable[[], Iterator[Any]], first: Iterator[Any]) -> "CountedIterator":
+    """Returns an iterator of a user's dataset whose iterators have no states."""
+    # A subclass may have a __getstate__ of its own, which returns anything.
+    attributes = {name: value for name, value in vars(dataset).items() if name not in KEPT_BY_ITER_DATASET}
+    kind = type(dataset)
+    return CountedIterator(kind.__name__, description_of_stream(kind.__name__, attributes, kind), begin, first)
+
+
+KEPT_BY_ITER_DATASET = {"_parents", "_depth", "_step"}
+"""The attributes that every IterDataset has."""
+
+
+@final
+class CountedIterator(ForeignHolder[Any], SavingIterator[Any]):
+    """An iterator without states. Its position is the number of elements it has yielded.
+
+    `begin` returns the iterator at its beginning; `first` is its first result.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        described: Mapping[str, Mapping[str, str]],
+        begin: Callable[[], Iterator[Any]],
+        first: Iterator[Any],
+    ) -> None:
+        super().__init__()
+        self.name = name
+        texts = described["words"], described["content"]
+        self._identity, self._content = (SavedPosition(sorted(each.items())) for each in texts)
+        self._begin = begin
+        self._iterator = first
+        self._count = 0
+        # True if the iterator may be at another element than `_count`, or exhausted.
+        self._has_failed = False
+
+    @property
+    def _class_name(self) -> str:
+        return self.name
+
+    @property
+    def step(self) -> int:
+        return self._count
+
+    def __next__(self) -> Any:
+        self._is_used = True
+        try:
+            self._check_open()
+            if self._has_failed:
+                # A generator is exhausted once it has raised.
+                self._restart(self._count)
+            self._has_failed = True
+            try:
+                element = next(self._iterator)
+            except StopIteration:
+                self._has_failed = False
+                raise
+            self._count, self._has_failed = self._count + 1, False
+            return element
+        finally:
+            self._release()
+
+    def _position_here(self) -> SavedPosition:
+        return SavedPosition((_COUNTED, self._count, self._identity, self._content))
+
+    def _move_to(self, position: Any, stream: Stream | None = None) -> None:
+        del stream
+        self._check_open()
+        count, *saved = values_of(position, _COUNTED, is_number, is_list, is_list)
+        identity, content = map(texts_of, saved, (self._identity, self._content))
+        options = accepted()
+        accept(identity, content, options.allow, strict=options.strict)
+        before = self._count
+        self._use(lambda: self._restart(count))
+        if self._count < count:
+            there, self._has_failed = self._count, True
+            self._count = before
+            raise CheckpointError(f"The state is after {count} elements of {self.name}, which has {there}.")
+
+    def _restart(self, count: int) -> None:
+        self._has_failed = True
+        call_if_possible(self._iterator, "close")
+        self._iterator = self._begin()
+        there = sum(1 for _ in itertools.islice(self._iterator, count))
+        self._count, self._has_failed = there, False
+
+
+def with_states(dataset: Any) -> DatasetIterator[Any]:
+    """Returns a new iterator of a dataset; one without states is resumed by the number of elements it has yielded."""
+    iterator: DatasetIterator[Any] = iter(dataset)
+    if type(iterator).get_state is DatasetIterator.get_state:
+        return counted(dataset, lambda: iter(dataset), iterator)
+    return iterator._with_own_states()  # noqa: SLF001  (of every DatasetIterator)
 
 
 def checked_iterable(iterable: Any) -> Any:
