@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, Self, final
 
 from millstream.core.checks import as_integer
-from millstream.core.trace_annotations import WAIT, annotation
+from millstream.core.trace_annotations import WAIT, annotation_if_tracing
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.checkpointable import ResumableIterator
 from millstream.loader.checkpoints.state import (
@@ -219,7 +219,14 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         """
         while self._row == self._stop:
             self._check_open()
-            self._alone(self._fetch)
+            # As in `_alone`, whose frame would be in each traceback.
+            is_in_use, self._is_in_use = self._is_in_use, True
+            if is_in_use:
+                raise ValueError(self._in_use)
+            try:
+                self._fetch()
+            finally:
+                self._is_in_use = False
         # There is no call and no backward jump from here to the end, see above: no output is lost between two lines,
         # or delivered twice. Values read within the loop could be old, because it has backward jumps.
         values, row = self._values, self._row
@@ -252,8 +259,11 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         step = self._step
         before, self._counted_step = self._counted_step, step
         if self.consumer is None:
-            own = self._plan.shards[0].records_between(before, step) if self._plan.one_to_one else 0
-            self._profiler.delivered(step - before, own)
+            profiler, plan = self._profiler, self._plan
+            profiler.outputs += step - before
+            if plan.one_to_one:
+                records = plan.shards[0].records_between(before, step)
+                profiler.records += records
 
     def __del__(self) -> None:
         # Without the names of any module, which may be gone at the end of the interpreter.
@@ -482,24 +492,23 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         if self._has_ended:
             return False
         if self._outputs is not None and self._outputs.error is not None:
-            error = self._outputs.error
-            if isinstance(error, SourceEnded):
-                self._finish()
-                return False
-            self._deliver_failures(error)
-            self._settle()
-            raise error
-        executor, start = self._running_executor(), self.position_in_plan()
+            return self._end_with(self._outputs.error)
+        executor = self._executor
+        if executor is None or self._is_closed or not self._is_sound or executor.is_orphaned:
+            executor = self._running_executor()
+        start, _ = self.position_and_step()
         try:
             self._is_sound = False
             if (outputs := executor.next_outputs()) is None:
                 self._finish()
                 return False
-            outputs.values = values = self._owned_values(outputs)
+            values = outputs.values
+            if self._copies or type(values) is not list:
+                outputs.values = values = self._owned_values(outputs)
             first, stop = outputs.first, len(values)
             self._start, self._outputs, self._values, self._row, self._stop = start, outputs, values, first, stop
             self._is_sound = True
-            if first < stop:
+            if self._profiler.output_bytes is None and first < stop:
                 self._profiler.came(values[first])
         except BaseException as error:
             # The executor may be in any state: the next call creates another one at the same position.
@@ -512,6 +521,15 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
                 self._check_open()
             raise
         return True
+
+    def _end_with(self, error: BaseException) -> bool:
+        """Raises the error in place of the next output, or returns False if it is the end of the stream."""
+        if isinstance(error, SourceEnded):
+            self._finish()
+            return False
+        self._deliver_failures(error)
+        self._settle()
+        raise error
 
     def _owned_values(self, outputs: Outputs) -> list[Any]:
         """Returns the values of outputs, which the trainer may change."""
@@ -535,8 +553,11 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
                 self.asked_at = start
                 self._profiler.returned(self._left_at, start)
                 try:
-                    with annotation(WAIT):
+                    if (trace := annotation_if_tracing(WAIT)) is None:
                         has_outputs = self._take_outputs()
+                    else:
+                        with trace:
+                            has_outputs = self._take_outputs()
                 finally:
                     self.asked_at = None
                     self._left_at = time.perf_counter()

@@ -342,16 +342,18 @@ class Profiler:
         recorder = self.recorder
         if recorder is not None:
             function = annotated(stage, function)
+        # Local names, because this runs several times per block.
+        clock, this_thread = time.perf_counter, threading.get_ident
 
         @functools.wraps(function)
         def call(*arguments: Any) -> Result:
-            start = time.perf_counter()
+            start = clock()
             try:
                 return function(*arguments)
             finally:
-                stop = time.perf_counter()
+                stop = clock()
                 self._seconds[stage] += stop - start
-                if threading.get_ident() == self._consumer:
+                if this_thread() == self._consumer:
                     self._consumer_seconds[stage] += stop - start
                 if recorder is not None:
                     recorder.record_stage(stage, start, stop, arguments)

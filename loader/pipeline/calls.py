@@ -20,16 +20,25 @@ from millstream.transforms.packing.rows import Rows
 
 def num_bytes(values: Sequence[Any]) -> int:
     """Returns the estimated number of bytes of elements, or of the items of a list. Its time is bounded."""
+    if len(values) == 1:
+        return _bytes_of(values[0])
     sample = tree.sampled(values)
     return sum(map(_bytes_of, sample)) * len(values) // max(1, len(sample))
 
 
 def _bytes_of(value: Any) -> int:
-    if _is_flat(value):
-        return _own_bytes(value)
-    if type(value) is dict and all(map(_is_flat, value.values())):
-        return sum(map(_own_bytes, value.values()))
-    return _bytes_of_levels(value)
+    # Without calls for the usual batches: arrays, and dicts of them.
+    if type(value) is dict:
+        total = 0
+        for leaf in value.values():
+            if type(leaf) is np.ndarray and not leaf.dtype.hasobject:
+                total += leaf.nbytes
+            elif _is_flat(leaf):
+                total += _own_bytes(leaf)
+            else:
+                return _bytes_of_levels(value)
+        return total
+    return _own_bytes(value) if _is_flat(value) else _bytes_of_levels(value)
 
 
 def _is_flat(value: Any) -> bool:

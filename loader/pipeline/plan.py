@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from contextvars import Context
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from millstream.core.columnar import Allocate
 from millstream.core.randomness import Purpose, derive_seed
 from millstream.core.signals import cannot_wait, is_from_signal_handler
 from millstream.core.warn import log_warning
-from millstream.loader.pipeline.calls import Blocks, Cursor, Fed, Group, Position, Request, Rest
+from millstream.loader.pipeline.calls import Blocks, Cursor, Group, Position, Request, Rest
 from millstream.loader.pipeline.elements import (
     Elements,
     FailedRecord,
@@ -185,14 +186,14 @@ class Plan:
 
         `prepare_blocks` replaces the method of this name; it may read in several threads.
         """
+        if isinstance(request, Blocks):
+            return self.finish_blocks((prepare_blocks or self.prepare_blocks)(*request), allocate)
         if isinstance(request, Group):
             compiled = self.stages[request.stage]
             return self._run_group_steps(compiled.steps[: compiled.num_remote_steps], request.elements, allocate)
         if isinstance(request, Rest):
             return self._run_rest(request.stage, request.elements, allocate)
-        if isinstance(request, Fed):
-            return self.finish_blocks(isolated(self._run_record_steps, request.elements, self._record_steps), allocate)
-        return self.finish_blocks((prepare_blocks or self.prepare_blocks)(*request), allocate)
+        return self.finish_blocks(isolated(self._run_record_steps, request.elements, self._record_steps), allocate)
 
     def describe(self, request: Request) -> str:
         if not isinstance(request, Blocks):
@@ -208,7 +209,7 @@ class Plan:
     def prepare_blocks(self, start: int, stop: int, shard: int) -> Elements:
         """Reads and prepares blocks start … stop - 1. An error of the sampler comes at its block."""
         try:
-            origins = self.locate(start, stop, shard)
+            origins = self.shards[shard].locator.locate(start, stop)
         except BaseException as error:
             if cannot_wait(error):
                 raise
@@ -219,7 +220,7 @@ class Plan:
                 # Every block succeeds on its own, so the error belongs to the range.
                 run = Elements.failed(annotated(error, f"the sampler, at blocks {start} to {stop - 1}"))
             return run
-        return isolated(self._read_and_run, origins)
+        return Context().run(self._read_and_run, origins)
 
     def read_blocks(self, start: int, stop: int, shard: int) -> Elements:
         """Reads blocks. Raises an error of the sampler, whose block `prepare_blocks` finds."""
@@ -233,13 +234,18 @@ class Plan:
         return isolated(self._read_and_run, origins)
 
     def _read_and_run(self, origins: Origins) -> Elements:
-        run = self._read_records(origins)
-        return run_steps(self._record_steps, run, np.empty) if self.errors is None else self._complete(run)
+        if self.errors is not None:
+            return self._complete(self._read_records(origins))
+        run = self._read(origins)
+        for step in self._record_steps:
+            run = step(run, np.empty)
+        return run
 
     def finish_blocks(self, run: Elements, allocate: Allocate) -> Elements:
         """Runs the remaining operations of stage 0 on the prepared records of complete blocks."""
-        run = isolated(run_steps, self._block_steps, run, allocate)
-        if not self.stages[0].has_local_steps:
+        if self._block_steps:
+            run = Context().run(run_steps, self._block_steps, run, allocate)
+        if not self._are_first_outputs_checked and not self.stages[0].has_local_steps:
             self._check_first_outputs(run)
         return run
 

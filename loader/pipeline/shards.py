@@ -70,7 +70,7 @@ class Partition:
     def global_block(self) -> int:
         return self.block * self.shard.shard_count
 
-    @property
+    @functools.cached_property
     def whole_blocks(self) -> int | None:
         return None if self.length is None else self.length // self.global_block
 

@@ -136,7 +136,7 @@ def _batched_reader(
 
     def read(origins: Origins) -> Elements:
         # The source gets an array of its own, because it may sort it, or pass it to a library that writes to it.
-        keys = keys_of(origins)
+        keys = origins.table[1] if keys_of is _record_keys else keys_of(origins)
         keys = keys.copy() if takes_arrays else keys.tolist()
         try:
             records = read_batch(keys)
@@ -362,17 +362,23 @@ def _element_step(  # noqa: C901  (one case an operation)
 
 
 def _map_step(results: Results, where: str, producer: str | None) -> Step:
-    def step(run: Elements, _: Allocate) -> Elements:
+    def map_elements(run: Elements, _: Allocate) -> Elements:
+        values: list[Any] = []
         try:
-            made = results(run)
+            values.extend(results(run))
+            if len(values) == len(run.values):
+                return Elements(values, run.origins, run.error, run.at)
+            raise StopIteration  # noqa: TRY301  (of the user's function, see `collect`)
         except WholeCallError as failure:
             whole = (
                 f"{where}, with {len(run.values)} elements in one call, the first at {describe_origin(run.origins, 0)}"
             )
             return Elements([], run.origins.take(slice(0)), annotated(failure.error, whole))
-        return Elements(*_collect_from(run, made, where, producer))
+        except BaseException as failure:  # noqa: BLE001  (raised again, or delivered in order)
+            error = stopped(failure, run.origins, where, len(values), len(run.values))
+            return _ended_early(run, values, error, producer)
 
-    return step
+    return map_elements
 
 
 def _present_step(operation: Present) -> Step:
@@ -423,19 +429,23 @@ def _batch_step(operation: Batch, where: str, producer: str | None, is_template:
         num_real = 0 if is_template(int(run.origins.block[start])) else min(size, len(run.values) - start)
         return pad(batch, num_real, size, allocate)
 
-    def step(run: Elements, allocate: Allocate) -> Elements:
+    def build_batches(run: Elements, allocate: Allocate) -> Elements:
         # A short batch before an error is not built. The error takes its place.
         ends = run.error is None or isinstance(run.error, SourceEnded)
         short_is_whole = ends and not operation.drop_remainder
         count = len(run.values)
         starts = range(0, count if short_is_whole else max(0, count - size + 1), size)
         firsts = run.origins.take(slice(0, starts.stop, size))
-        batches, error = collect((make(run, start, allocate) for start in starts), firsts, where, len(starts))
-        if error is None:
-            return Elements(batches, firsts, run.error, run.at)
-        return _cut(Elements(batches, firsts), batches, error)
+        batches: list[Any] = []
+        try:
+            for start in starts:
+                batches.append(make(run, start, allocate))  # noqa: PERF401  (those before an error are kept)
+        except BaseException as failure:  # noqa: BLE001  (raised again, or delivered in order)
+            error = stopped(failure, firsts, where, len(batches), len(starts))
+            return _cut(Elements(batches, firsts), batches, error)
+        return Elements(batches, firsts, run.error, run.at)
 
-    return step
+    return build_batches
 
 
 def _block_step(operation: Batch, where: str, producer: str | None) -> Step:
@@ -499,14 +509,24 @@ def collect(
         if len(values) < expected:
             # A StopIteration from the user's function ends the iterator silently, and data would be lost.
             raise StopIteration  # noqa: TRY301  (handled as one that arrives here)
-    except BaseException as error:
-        # If all results are there, a signal handler has raised it.
-        location = f", at {describe_origin(origins, len(values))}" if len(values) < expected else ""
-        annotation = annotated(error, where + location, may_end=may_end)
-        if cannot_wait(error):
-            raise
-        return values, annotation
+    except BaseException as failure:  # noqa: BLE001  (raised again, or delivered in order)
+        return values, stopped(failure, origins, where, len(values), expected, may_end=may_end)
     return values, None
+
+
+def stopped(
+    failure: BaseException, origins: Origins, where: str, row: int, expected: int, *, may_end: bool = False
+) -> BaseException:
+    """Returns the error that takes the place of the result `row`, with a note of where it happened.
+
+    An exception that cannot wait for its turn is raised again.
+    """
+    # If all results are there, a signal handler has raised it.
+    location = f", at {describe_origin(origins, row)}" if row < expected else ""
+    error = annotated(failure, where + location, may_end=may_end)
+    if cannot_wait(failure):
+        raise failure
+    return error
 
 
 def _collect_from(
@@ -519,12 +539,18 @@ def _collect_from(
     values, error = collect(results, run.origins, where, len(run.values))
     if error is None:
         return values, run.origins, run.error, run.at
+    ended = _ended_early(run, values, error, producer)
+    return values, ended.origins, error, ended.at
+
+
+def _ended_early(run: Elements, values: list[Any], error: BaseException, producer: str | None) -> Elements:
+    """Returns the results before an element whose error takes its place."""
     row = len(values)
     if producer is not None and row < len(run.values) and run.values[row] is None:
         add_note(
             error, f"millstream: the element that it got is None: did {producer}, or one before it, forget `return`?"
         )
-    return values, run.origins.take(slice(row)), error, Location.of(run.origins, row)
+    return _cut(run, values, error)
 
 
 def annotated(error: BaseException, where: str, *, may_end: bool = False) -> BaseException:
@@ -550,7 +576,7 @@ def within_depth(make: Callable[..., Elements], where: str) -> Callable[..., Ele
     def made_within(*arguments: Any) -> Elements:
         run = make(*arguments)
         values = run.values
-        if type(values) is not list or tree.FLAT.issuperset(map(type, values)):
+        if type(values) is not list or tree.are_flat(values):
             return run
         row = next((row for row, value in enumerate(values) if tree.num_levels_exceed(value)), None)
         if row is None:

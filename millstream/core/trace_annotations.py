@@ -22,9 +22,16 @@ _NOTHING = contextlib.nullcontext()
 
 def annotation(what: str) -> contextlib.AbstractContextManager[Any]:
     """Returns a context manager that names the work in it on the timeline of this thread."""
+    return annotation_if_tracing(what) or _NOTHING
+
+
+def annotation_if_tracing(what: str) -> contextlib.AbstractContextManager[Any] | None:
+    """Returns the context manager of `annotation`; None if JAX is not imported, so that no trace is possible."""
+    if (jax := sys.modules.get("jax")) is None:
+        return None
     # An import by another thread may not have finished.
-    make = getattr(getattr(sys.modules.get("jax"), "profiler", None), "TraceAnnotation", None)
-    return _NOTHING if make is None else make(PREFIX + what)
+    make = getattr(getattr(jax, "profiler", None), "TraceAnnotation", None)
+    return None if make is None else make(PREFIX + what)
 
 
 def annotated(what: str, function: Callable[..., Result]) -> Callable[..., Result]:

@@ -14,6 +14,7 @@ attributes of an instance, such as cached properties, do not apply to the copy.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any
@@ -55,6 +56,17 @@ def children(value: Any) -> Sequence[Any] | None:
         return list(value.values())
     names = _field_names(value)
     return None if names is None else [getattr(value, name) for name in names]
+
+
+def are_flat(values: Sequence[Any]) -> bool:
+    """Returns True if values are of the most frequent kinds: all leaves, or all dicts of leaves.
+
+    It runs for each block, and makes no call of Python per value.
+    """
+    kinds = set(map(type, values))
+    if kinds == {dict}:
+        kinds = set(map(type, itertools.chain.from_iterable(map(dict.values, values))))
+    return FLAT.issuperset(kinds)
 
 
 def num_levels_exceed(value: Any) -> bool:
@@ -126,6 +138,11 @@ def all_rebuilt(structure: Any, rows: Iterable[Iterable[Any]]) -> list[Any]:
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """Returns a copy of the structure with the results of `function` for its leaves, in their order."""
+    # The usual columns and batches: arrays, and dicts of them.
+    if type(value) in FLAT:
+        return function(value)
+    if type(value) is dict:
+        return {name: map_leaves(function, child) for name, child in value.items()}
     found = children(value)
     return function(value) if found is None else rebuilt(value, [map_leaves(function, child) for child in found])
 
