@@ -26,7 +26,6 @@ from millstream.loader.checkpoints.state import (
     Run,
     Stream,
     combined,
-    count_outputs,
     epoch_of,
     state_at,
     stream_of,
@@ -40,7 +39,6 @@ from millstream.loader.scheduling.executor import Executor, GivenUp
 from millstream.loader.threads.waiting import Watch, watch
 from millstream.loader.views import Insight, Inspectable
 from millstream.sharding import ShardOptions
-from millstream.transforms import Batch
 
 if TYPE_CHECKING:
     from millstream.loader.scheduling.status import ExecutorStatus
@@ -153,30 +151,6 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         """The shard of each global batch that this iterator yields."""
         return self._plan.pipeline.shard
 
-    def records_between(self, first: int, stop: int) -> int:
-        """Returns the number of records in the batches of the steps [first, stop) of a 1:1 pipeline; 0 for any other.
-
-        They are steps of the present segment of the run.
-        """
-        offset = self._run.last.offset
-        return self._plan.shards[0].records_between(first + offset, stop + offset) if self._plan.one_to_one else 0
-
-    @property
-    def rows_per_batch(self) -> int | None:
-        """The number of rows of complete batches; None if it is not known."""
-        last = self._plan.pipeline.operations[-1:]
-        return last[0].batch_size if last and isinstance(last[0], Batch) else None
-
-    def rows_agree(self, step: int) -> bool | None:
-        """Returns True if the batch after `step` others has as many rows on all shards; None if it is not known."""
-        agree = self._plan.pipeline.ends_agree
-        if agree is not False:
-            return agree
-        whole_blocks = self._plan.partition.whole_blocks
-        return (
-            step + self._run.last.offset < whole_blocks if self._plan.one_to_one and whole_blocks is not None else None
-        )
-
     def texts_for_hosts(self, *, is_same_shard: bool) -> tuple[dict[str, str], dict[str, str]]:
         """Returns the texts of the stream, by path, that must be the same on all hosts, and those that should be.
 
@@ -196,10 +170,6 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         }
         changes = {f"{path} from {start}": text for start, path, text in found.changes}
         return {**{name: str(value) for name, value in numbers.items()}, **found.identity, **changes}, {**found.content}
-
-    def batches_after(self, step: int) -> int:
-        """Returns the number of batches after `step` steps, in the present segment of the run."""
-        return count_outputs(self._plan, "iterator") - step - self._run.last.offset
 
     def __len__(self) -> int:
         """Returns the number of batches left, for `tqdm(iterator)`, also after resuming.

@@ -1,4 +1,4 @@
-"""The history of an iterator's run: batches that are skipped, weights set at run time, and the lineage of its steps."""
+"""The run of an iterator: batches that are skipped, weights set at run time, the sizes and the lineage of its steps."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from millstream.core.warn import log_warning
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.checkpointable import Exclusive
 from millstream.loader.checkpoints.fingerprint import Declared
-from millstream.loader.checkpoints.state import Run, Stream, fingerprint_of_pipeline, stream_of
+from millstream.loader.checkpoints.state import Run, Stream, count_outputs, fingerprint_of_pipeline, stream_of
 from millstream.loader.execution import Execution
 from millstream.loader.lineage import Composition, RunLineage
 from millstream.loader.pipeline.calls import Cursor, Position
@@ -23,7 +23,7 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.views import Measured
 from millstream.samplers.mixtures.mixing import Weights
 from millstream.samplers.mixtures.mixture import MixtureSampler
-from millstream.transforms import RandomMap
+from millstream.transforms import Batch, RandomMap
 
 
 @final
@@ -206,6 +206,34 @@ class RunningIterator(Measured, Exclusive):
             )
         execution = base.with_changes(json.dumps(changes))
         return execution, stream_of(execution.plan, fingerprint_of_pipeline(execution.pipeline, beginning.declared))
+
+    def records_between(self, first: int, stop: int) -> int:
+        """Returns the number of records in the batches of the steps [first, stop) of a 1:1 pipeline; 0 for any other.
+
+        They are steps of the present segment of the run.
+        """
+        offset = self._run.last.offset
+        return self._plan.shards[0].records_between(first + offset, stop + offset) if self._plan.one_to_one else 0
+
+    @property
+    def rows_per_batch(self) -> int | None:
+        """The number of rows of complete batches; None if it is not known."""
+        last = self._plan.pipeline.operations[-1:]
+        return last[0].batch_size if last and isinstance(last[0], Batch) else None
+
+    def rows_agree(self, step: int) -> bool | None:
+        """Returns True if the batch after `step` others has as many rows on all shards; None if it is not known."""
+        agree = self._plan.pipeline.ends_agree
+        if agree is not False:
+            return agree
+        whole_blocks = self._plan.partition.whole_blocks
+        return (
+            step + self._run.last.offset < whole_blocks if self._plan.one_to_one and whole_blocks is not None else None
+        )
+
+    def batches_after(self, step: int) -> int:
+        """Returns the number of batches after `step` steps, in the present segment of the run."""
+        return count_outputs(self._plan, "iterator") - step - self._run.last.offset
 
     @property
     def lineage(self) -> RunLineage:
