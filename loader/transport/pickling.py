@@ -177,6 +177,10 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
         buffer_callback: takes the memory of arrays out of the pickle; by default it stays there.
         allocate: allocates the copies of arrays that are not contiguous.
         files: the mapped files whose arrays are pickled by their offsets; None to send their bytes.
+        numbers: the numbers that replace classes, by the identities of these; None for no class.
+
+    Attributes:
+        classes: the classes that were pickled by value.
     """
 
     def __init__(
@@ -185,8 +189,12 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
         buffer_callback: BufferCallback | None = None,
         allocate: Allocate = np.empty,
         files: MappedFiles | None = None,
+        numbers: Mapping[int, int] | None = None,
     ) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self.classes: list[type] = []
+        # By identity: a metaclass may define equality in any way.
+        self._numbers = {} if numbers is None else numbers
         self._allocate = allocate
         self._files = files
         # A program with tensors has imported PyTorch.
@@ -211,7 +219,9 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
             return self._in_file(value) or reduce_array(value, self._allocate)
         if id(value) in _OF_NUMPY:
             return NotImplemented
-        if id(kind) in _SPECIAL or isinstance(value, type):
+        if isinstance(value, type):
+            return self._reduce_class(value)
+        if id(kind) in _SPECIAL:
             return self._reduce_special(value, id(kind))
         if kind is self._tensor:
             return reduce_tensor(value) or NotImplemented
@@ -234,12 +244,18 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
                 return NotImplemented
             return self._in_file(value) or (as_memmap, (np.asarray(value),))
         self._module_is_by_value(value.__name__ if isinstance(value, types.ModuleType) else value.__module__)
-        reduced = super().reducer_override(value)
+        return super().reducer_override(value)
+
+    def _reduce_class(self, kind: type) -> Any:
+        if (number := self._numbers.get(id(kind))) is not None:
+            return class_of_number, (number,)
+        self._module_is_by_value(kind.__module__)
+        reduced = super().reducer_override(kind)
+        if reduced is not NotImplemented:
+            self.classes.append(kind)
         # Classes such as `type(None)` have a short reduction.
-        has_recipe = (
-            isinstance(value, type) and isinstance(reduced, tuple) and len(reduced) > len(("call", "arguments"))
-        )
-        return reduce_class(value, reduced) if has_recipe else reduced
+        has_recipe = isinstance(reduced, tuple) and len(reduced) > len(("call", "arguments"))
+        return reduce_class(kind, reduced) if has_recipe else reduced
 
     def is_by_value(self, value: Any) -> bool:
         name = value.__module__
@@ -295,7 +311,6 @@ class ClassTable:
 
     def __init__(self, classes: Sequence[type] = ()) -> None:
         self._classes: dict[int, type] = {}
-        # By identity: a metaclass may define equality as it likes.
         self._numbers: dict[int, int] = {}
         self.define(dict(enumerate(classes)))
 
@@ -319,7 +334,7 @@ class ClassTable:
     def dumps(self, value: Any, buffer_callback: BufferCallback | None = None, allocate: Allocate = np.empty) -> bytes:
         """Returns the pickle of a value. The classes of the table are replaced by their numbers."""
         file = io.BytesIO()
-        _NumberingPickler(file, self._numbers, buffer_callback, allocate).dump(value)
+        ValuePickler(file, buffer_callback, allocate, numbers=self._numbers).dump(value)
         return file.getvalue()
 
     def loads(self, data: Any, buffers: Iterable[Any] = ()) -> Any:
@@ -330,19 +345,6 @@ class ClassTable:
 def class_of_number(number: int) -> type:
     """Stands for a class of the table in a pickle. `ClassTable.loads` looks the class up instead of calling this."""
     raise pickle.UnpicklingError(f"Class {number} of the pipeline is known to a ClassTable only.")
-
-
-@final
-class _NumberingPickler(ValuePickler):
-    def __init__(
-        self, file: io.BytesIO, numbers: dict[int, int], buffer_callback: BufferCallback | None, allocate: Allocate
-    ) -> None:
-        super().__init__(file, buffer_callback, allocate)
-        self._numbers = numbers
-
-    def reducer_override(self, value: Any) -> Any:
-        number = self._numbers.get(id(value)) if isinstance(value, type) else None
-        return super().reducer_override(value) if number is None else (class_of_number, (number,))
 
 
 @final

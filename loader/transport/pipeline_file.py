@@ -148,20 +148,16 @@ def dump_with_classes(value: Any, file: BinaryFile, buffer_callback: BufferCallb
 
 @final
 class PipelinePickler(ValuePickler):
-    """A pickler of pipelines, or of objects in them. It lists the classes that it pickled by value."""
+    """A pickler of pipelines, or of objects in them."""
 
     def __init__(self, file: BinaryFile, buffer_callback: BufferCallback) -> None:
         super().__init__(file, buffer_callback, files=MappedFiles())
-        self.classes: list[type] = []
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is HeldRecords and (shared := share(value.records)) is not value.records:
             # Without the wrapper, because every read of shared records copies.
             return unwrapped, (shared,)
-        reduced = super().reducer_override(value)
-        if isinstance(value, type) and reduced is not NotImplemented:
-            self.classes.append(value)
-        return reduced
+        return super().reducer_override(value)
 
 
 def unwrapped(shared: SharedRecords) -> SharedRecords:

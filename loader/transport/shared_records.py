@@ -228,12 +228,11 @@ class _RecordPickler(ValuePickler):
 
     def __init__(self) -> None:
         self._file = io.BytesIO()
-        super().__init__(self._file, self._take_out, files=MappedFiles())
-        self.classes: list[type] = []
+        self._class_numbers: dict[int, int] = {}
+        super().__init__(self._file, self._take_out, files=MappedFiles(), numbers=self._class_numbers)
         # The memory of the large arrays of all records, and the number of them in each record.
         self.large: list[Any] = []
         self.num_large: list[int] = []
-        self._numbers: dict[int, int] = {}
 
     def dumps(self, record: Any) -> bytes:
         before = len(self.large)
@@ -249,13 +248,10 @@ class _RecordPickler(ValuePickler):
         return len(self.dumps(record)) + int(sum(memory.nbytes for memory in self.large[before:]))
 
     def reducer_override(self, value: Any) -> Any:
-        number = self._numbers.get(id(value)) if isinstance(value, type) else None
-        if number is None:
-            reduced = super().reducer_override(value)
-            if not isinstance(value, type) or reduced is NotImplemented:
-                return reduced
-            number = self._numbers[id(value)] = len(self.classes)
-            self.classes.append(value)
+        reduced = super().reducer_override(value)
+        if len(self.classes) == len(self._class_numbers):
+            return reduced
+        number = self._class_numbers[id(value)] = len(self._class_numbers)
         return class_of_number, (number,)
 
     def _take_out(self, buffer: pickle.PickleBuffer) -> bool:
