@@ -94,7 +94,12 @@ def parser() -> argparse.ArgumentParser:
         "--jobs",
         type=_positive,
         metavar="N",
-        help="number of processes, each of which writes one file (default: one per core)",
+        help="number of processes that read and encode (default: one per core)",
+    )
+    convert.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="use --jobs=N actors of a Ray cluster instead of processes; ADDRESS as for ray.init, such as auto",
     )
     convert.add_argument(
         "--encode",

@@ -1,7 +1,8 @@
-"""Conversion of a source's records to files of another format, in worker processes.
+"""Conversion of a source's records to files of another format: a loader whose batches are written.
 
-Each file has the records of a range of keys. Unfinished files are in a hidden folder beside the destination,
-`.NAME.conversion`, with the plan of the conversion, and a lock file for the processes that write.
+Workers read and encode blocks of records, and this process writes them in order. Each file has the records of a range
+of keys. Unfinished files are in a hidden folder beside the destination, `.NAME.conversion`, with the plan of the
+conversion.
 
 Guarantees:
     - A file appears under its final name only when it is complete and on disk.
@@ -11,34 +12,37 @@ Guarantees:
       same bytes again. A second process with the same destination is refused.
     - The folder of unfinished files belongs to this user, no other user can write to it, and nothing is written through
       a link.
-    - Workers of a killed process live for up to a second. Nothing is written before they have ended: each holds a lock
-      while it writes.
+    - Only the process that holds the lock of that folder writes. Workers write nothing.
 """
 
 import contextlib
 import dataclasses
 import fcntl
+import functools
+import itertools
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millstream.core.checks import as_flag, as_integer, named_arguments
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import MapDataset
+from millstream.dataset.node_source import node_of
 from millstream.loader import DataLoader, ReadOptions
 from millstream.loader.checkpoints.fingerprint import fingerprint_of
+from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.threads.options import available_cores
 from millstream.samplers import SequentialSampler
 from millstream.sharding import NoSharding
 from millstream.sources import DataSource, HuggingFaceDataSource, ImageFolderDataSource
 from millstream.sources.digests import digest
 from millstream.sources.files.paths import FileIdentity
-from millstream.sources.files.private_files import check_private, new_file, open_private
+from millstream.sources.files.private_files import check_private, new_file
 from millstream.sources.files.progress import Progress
 from millstream.sources.source_checks import batched_read_of, check_source, opened
 from millstream.tools.record_writers import (
@@ -49,6 +53,7 @@ from millstream.tools.record_writers import (
     Encoding,
     choose_encoding,
     companion_of,
+    compressed,
     compression_level,
     encode_records,
     new_writer,
@@ -61,8 +66,11 @@ _VERSION = 4
 
 _BLOCK_BYTES = 4 << 20
 _BLOCK_RECORDS = 1024
-_FIRST_RECORDS = 16
-"""Limits of one read: bytes and records, and the number of records of the first read."""
+_BLOCKS_OF_UNIT = 16
+"""The bytes and the records of a block, and the number of blocks that are one if they are a unit of the source."""
+
+_MEASURED_RECORDS = 16
+"""The number of records whose mean size decides how many records a block has."""
 
 
 @final
@@ -125,11 +133,6 @@ class Conversion:
         suffix = "" if len(self.shards) == self.num_shards else f"-{digest(4, numbers).hex()}"
         return os.path.join(folder, f".{name}.conversion{suffix}")  # noqa: PTH118
 
-    @property
-    def writers(self) -> str:
-        """The file that every writing process holds a lock on."""
-        return os.path.join(self.folder, "writers")  # noqa: PTH118
-
     def range_of(self, shard: int) -> range:
         count = len(self.source)
         return range(count * shard // self.num_shards, count * (shard + 1) // self.num_shards)
@@ -166,62 +169,87 @@ class Conversion:
         sources = underlying_sources(self.source)
         return {path: identity for source in sources for path, identity in (files_of(source) or {}).items()}
 
+    def blocks_of(self, shard: int, num_records: int) -> Iterator[range]:
+        """Yields the keys of each block of a file. A unit, such as a row group, is one block if it is small enough."""
+        keys = self.range_of(shard)
+        edges = np.array([keys.start, keys.stop])
+        bounds = self._unit_bounds
+        if len(bounds) * num_records <= 4 * len(self.source):
+            within = bounds[np.searchsorted(bounds, keys.start, "right") : np.searchsorted(bounds, keys.stop)]
+            edges, num_records = np.concatenate([edges[:1], within, edges[1:]]), num_records * _BLOCKS_OF_UNIT
+        for start, stop in itertools.pairwise(map(int, edges)):
+            count = max(1, -(-(stop - start) // num_records))
+            cuts = [start + (stop - start) * number // count for number in range(count + 1)]
+            yield from itertools.starmap(range, itertools.pairwise(cuts))
 
-def write_shard(conversion: Conversion, shard: int, report: Callable[[int], None] | None) -> None:
-    """Writes one file from its beginning, and replaces what an earlier attempt left.
+    @functools.cached_property
+    def _unit_bounds(self) -> NDArray[np.int64]:
+        """The keys at which units of the source end; only the end of the source if it has none."""
+        node = node_of(self.source if isinstance(self.source, MapDataset) else MapDataset.source(self.source))
+        sizes = node.units().sizes if node.window_units is not None else [len(self.source)]
+        return np.cumsum(sizes, dtype=np.int64)
 
-    `report` is called with the number of source records of each block.
+    def block(self, keys: range) -> "Block":
+        """Reads and encodes the records of consecutive keys."""
+        source, skips_none = self.source, isinstance(self.source, MapDataset)
+        read = batched_read_of(source)
+        elements = [source[key] for key in keys] if read is None else read(keys)
+        records = encode_records(self.encoding, elements, keys, skips_none=skips_none)
+        written = [key for key, element in zip(keys, elements, strict=True) if not (skips_none and element is None)]
+        last = (written[-1], _digest_of(records[-1])) if records else None
+        records = compressed(records, self.extension, self.compression)
+        return Block(np.frombuffer(b"".join(records), np.uint8), np.array(list(map(len, records)), np.int64), last)
+
+
+class Block(NamedTuple):
+    """The encoded records of consecutive keys.
+
+    Attributes:
+        data: the concatenated records; uint8.
+        sizes: the number of bytes of each; int64, shape (records,).
+        last: the key of the last record, and its digest before compression; None if there is no record.
     """
-    with open(conversion.writers, "rb") as lock:  # noqa: PTH123
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        unfinished = os.path.join(conversion.folder, f"{shard}{conversion.extension}")  # noqa: PTH118
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(unfinished)  # noqa: PTH108
-        writer = new_writer(unfinished, conversion.encoding, conversion.compression)
-        try:
-            last: tuple[int, str] | None = None
-            for num_keys, records, last_key in _blocks(conversion, conversion.range_of(shard)):
-                writer.write(records)
-                last = last if last_key is None else (last_key, _digest_of(records[-1]))
-                if report is not None:
-                    report(num_keys)
-            writer.finish()
-        except BaseException:
-            writer.abandon()
-            raise
-        if last is not None:
-            with new_file(conversion.last_record(shard)) as file:
-                file.write(json.dumps(last).encode())
-        target = conversion.targets[shard]
-        if (companion := companion_of(unfinished)) is not None:
-            os.replace(companion, f"{companion_of(target)}")  # noqa: PTH105
-        os.replace(unfinished, target)  # noqa: PTH105
+
+    data: NDArray[np.uint8]
+    sizes: NDArray[np.int64]
+    last: tuple[int, str] | None
+
+
+@contextlib.contextmanager
+def _written_file(conversion: Conversion, shard: int) -> Iterator[Callable[[Block], None]]:
+    """Yields a function that appends a block to a file, which gets its name at the end of the `with`."""
+    unfinished = os.path.join(conversion.folder, f"{shard}{conversion.extension}")  # noqa: PTH118
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(unfinished)  # noqa: PTH108
+    writer = new_writer(unfinished, conversion.encoding, conversion.compression)
+    last: tuple[int, str] | None = None
+
+    def write(block: Block) -> None:
+        nonlocal last
+        writer.write(block.data, block.sizes)
+        last = block.last or last
+
+    try:
+        yield write
+        writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+    if last is not None:
+        with new_file(conversion.last_record(shard)) as file:
+            file.write(json.dumps(last).encode())
+    target = conversion.targets[shard]
+    if (companion := companion_of(unfinished)) is not None:
+        os.replace(companion, f"{companion_of(target)}")  # noqa: PTH105
+    os.replace(unfinished, target)  # noqa: PTH105
 
 
 def _digest_of(record: bytes) -> str:
     return digest(8, record).hex()
 
 
-def _blocks(conversion: Conversion, keys: range) -> Iterator[tuple[int, list[bytes], int | None]]:
-    """Yields blocks of a few megabytes: the number of keys, the encoded records, and the key of the last of these."""
-    source, done, step = conversion.source, 0, _FIRST_RECORDS
-    read, skips_none = batched_read_of(source), isinstance(source, MapDataset)
-    while done < len(keys):
-        block = keys[done : done + step]
-        elements = [source[key] for key in block] if read is None else read(block)
-        records = encode_records(conversion.encoding, elements, block, skips_none=skips_none)
-        done += len(block)
-        written = [key for key, element in zip(block, elements, strict=True) if not (skips_none and element is None)]
-        yield len(block), records, written[-1] if written else None
-        mean = max(1, int(np.mean(list(map(len, records))))) if records else 1
-        step = max(1, min(_BLOCK_RECORDS, _BLOCK_BYTES // mean))
-
-
 _COMPARED_TARGETS = 4
 """The number of finished files of which a record is converted again when a conversion is resumed."""
-
-_LAST_WRITERS_SECONDS = 20.0
-"""The time that the workers of a killed process have to end."""
 
 
 @named_arguments()
@@ -236,6 +264,7 @@ def convert(
     num_shards: int = 1,
     shards: Sequence[int] | None = None,
     worker_count: int | None = None,
+    workers: RayWorkers | None = None,
     overwrite: bool = False,
 ) -> list[str]:
     """Writes the records of a source, or the elements of a `MapDataset`, to files, and returns their paths.
@@ -260,8 +289,10 @@ def convert(
             each has a contiguous range of the records.
         shards: the numbers of the files to write, such as `[0, 5]`; None for all. The jobs of an array each write some,
             concurrently if they have none in common: the files are those of a whole conversion.
-        worker_count: the number of worker processes, each of which writes one file at a time; 0 for this process only,
-            None for one per core.
+        worker_count: the number of worker processes, which read and encode; 0 for this process only, None for one per
+            core. This process writes.
+        workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes. The files are written by this
+            process, so the nodes need only the inputs.
         overwrite: True to replace files of these names, and an unfinished conversion with other records or options.
 
     Raises:
@@ -296,10 +327,12 @@ def convert(
     if encode != AUTO and encode not in ENCODINGS:
         raise ValueError(f"encode must be one of {AUTO}, {', '.join(ENCODINGS)}, got {encode!r}.")
     count = as_integer(num_shards, "num_shards", minimum=1)
-    workers = available_cores() if worker_count is None else as_integer(worker_count, "worker_count", minimum=0)
+    if workers is not None and worker_count is not None:
+        raise ValueError(f"worker_count must be None with workers, got {worker_count}. Remove one of them.")
+    processes = available_cores() if worker_count is None else as_integer(worker_count, "worker_count", minimum=0)
     encoding = _encoding_of(data_source, path, encode, feature, dtype)
     conversion = Conversion(data_source, path, encoding, compression, count, _checked_shards(shards, count))
-    _run(conversion, workers, overwrite=as_flag(overwrite, "overwrite"))
+    _run(conversion, 0 if workers is not None else processes, workers, overwrite=as_flag(overwrite, "overwrite"))
     return list(conversion.targets.values())
 
 
@@ -328,16 +361,15 @@ def _encoding_of(source: Any, path: str, encode: str, feature: str | None, dtype
     return encoding
 
 
-def _run(conversion: Conversion, workers: int, *, overwrite: bool) -> None:
+def _run(conversion: Conversion, worker_count: int, workers: RayWorkers | None, *, overwrite: bool) -> None:
     folder = conversion.folder
     os.makedirs(os.path.dirname(folder), exist_ok=True)  # noqa: PTH103, PTH120
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)  # noqa: PTH102
     with _locked(folder, conversion.destination):
-        _wait_for_writers(conversion)
         try:
             _begin_or_resume(conversion, overwrite=overwrite)
-            _write_missing(conversion, workers)
+            _write_missing(conversion, worker_count, workers)
         except FileExistsError:
             shutil.rmtree(folder)
             raise
@@ -385,57 +417,49 @@ def _begin_or_resume(conversion: Conversion, *, overwrite: bool) -> None:
         file.write(json.dumps(plan).encode())
 
 
-def _write_missing(conversion: Conversion, workers: int) -> None:
+def _write_missing(conversion: Conversion, worker_count: int, workers: RayWorkers | None) -> None:
     todo = [number for number, target in conversion.targets.items() if not os.path.exists(target)]  # noqa: PTH110
-    workers = min(workers, len(todo))
     if not todo:
         return
+    num_records = _records_of_block(conversion, todo[0])
+    blocks = {shard: list(conversion.blocks_of(shard, num_records)) for shard in todo}
+    order = [keys for shard in todo for keys in blocks[shard]]
     counts = {shard: len(conversion.range_of(shard)) for shard in conversion.shards}
-    progress = Progress(f"Writing {conversion.destination!r}", sum(counts.values()), "records")
-    # Before the loader is built, because a loader refuses operations that changed since then.
-    progress.advance(sum(counts.values()) - sum(map(counts.__getitem__, todo)))
     loader = DataLoader(
-        data_source=todo,
-        sampler=SequentialSampler(len(todo)),
-        operations=[_WriteShard(conversion, None if workers > 1 else progress)],
-        worker_count=workers if workers > 1 else 0,
+        data_source=order,
+        sampler=SequentialSampler(len(order)),
+        operations=[_ReadBlock(conversion)],
+        worker_count=worker_count if len(order) > 1 else 0,
+        worker_buffer_size=2,
+        workers=workers,
         shard_options=NoSharding(),
         read_options=ReadOptions(num_threads=0),
         stall_timeout=float("inf"),
     )
-    with contextlib.closing(progress), loader:
-        for shard in loader:
-            if workers > 1:
-                progress.advance(counts[shard])
+    progress = Progress(f"Writing {conversion.destination!r}", sum(counts.values()), "records")
+    with contextlib.closing(progress), loader, contextlib.closing(iter(loader)) as batches:
+        progress.advance(sum(counts.values()) - sum(map(counts.__getitem__, todo)))
+        for shard in todo:
+            with _written_file(conversion, shard) as write:
+                for keys in blocks[shard]:
+                    write(next(batches))
+                    progress.advance(len(keys))
+
+
+def _records_of_block(conversion: Conversion, shard: int) -> int:
+    """Returns the number of records of a few megabytes, as the first records of a file are."""
+    keys = conversion.range_of(shard)[:_MEASURED_RECORDS]
+    data = conversion.block(keys).data
+    return int(np.clip(_BLOCK_BYTES * len(keys) // max(1, len(data)), 1, _BLOCK_RECORDS))
 
 
 @final
-class _WriteShard(Map[int, int]):
-    def __init__(self, conversion: Conversion, progress: Progress | None) -> None:
+class _ReadBlock(Map[range, Block]):
+    def __init__(self, conversion: Conversion) -> None:
         self._conversion = conversion
-        # Of this process. The progress of workers is counted in whole files.
-        self._progress = progress
 
-    def map(self, shard: int, /) -> int:
-        write_shard(self._conversion, shard, None if self._progress is None else self._progress.advance)
-        return shard
-
-
-def _wait_for_writers(conversion: Conversion) -> None:
-    """Returns when the workers of a killed process have ended."""
-    deadline = time.monotonic() + _LAST_WRITERS_SECONDS
-    with os.fdopen(open_private(conversion.writers, os.O_RDWR | os.O_CREAT), "r+b") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise BlockingIOError(
-                        f"Cannot write {conversion.destination!r}: processes of an earlier conversion still write it."
-                    ) from error
-                time.sleep(0.02)
-            else:
-                return
+    def map(self, keys: range, /) -> Block:
+        return self._conversion.block(keys)
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO, final
 
 from millstream.dataset.map_dataset import MapDataset
 from millstream.errors import DataSourceError
+from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.reporting.snapshot import bytes_text
-from millstream.loader.threads.options import available_cores
 from millstream.sources.files.byte_files import refuse_placeholder
 from millstream.sources.files.compression import HEAD_BYTES, compression_of, is_zlib, zstandard_library
 from millstream.sources.files.private_files import new_file
@@ -143,6 +143,7 @@ def run_convert(
     shards: int,
     job: tuple[int, int] | None,
     jobs: int | None,
+    ray: str | None,
     function: str | None,
     encode: str,
     feature: str | None,
@@ -155,6 +156,8 @@ def run_convert(
     destination = os.path.join(os.getcwd(), os.path.expanduser(destination))  # noqa: PTH109, PTH111, PTH118
     if not destination.endswith(EXTENSIONS):
         return _unpack(sources, destination, max_ratio, overwrite=overwrite)
+    if ray is not None and jobs is None:
+        raise ValueError("--ray needs the number of actors, such as --jobs=64.")
     chosen = None if job is None else range(job[0] - 1, shards, job[1])
     if job is not None and not chosen:
         raise ValueError(f"--part must be one of 1/{shards} to {shards}/{shards}, got {job[0]}/{job[1]}.")
@@ -183,7 +186,8 @@ def run_convert(
             compression=compression,
             num_shards=shards,
             shards=chosen,
-            worker_count=jobs or available_cores(),
+            worker_count=jobs if ray is None else None,
+            workers=None if ray is None else RayWorkers(jobs or 1, address=ray),
             overwrite=overwrite,
         )
         size = bytes_text(sum(map(os.path.getsize, targets)))

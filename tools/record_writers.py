@@ -159,7 +159,7 @@ _DEFAULT_LEVEL = 3
 
 
 def new_writer(path: str, encoding: Encoding, compression: str | None) -> "_ArrayRecordFile | _BagzFile | _TokenFile":
-    """Creates a file, and returns its writer.
+    """Creates a file, and returns its writer, whose `write` takes concatenated records and the size of each.
 
     The compression is "none" or "zstd", optionally with a level, "zstd:1"; None for the fastest to read. Each record is
     compressed separately, so that records can be read separately.
@@ -168,7 +168,16 @@ def new_writer(path: str, encoding: Encoding, compression: str | None) -> "_Arra
     level = compression_level(extension, compression)
     if encoding.name == TOKENS:
         return _TokenFile(path, str(encoding.dtype))
-    return _ArrayRecordFile(path, level) if extension == ".array_record" else _BagzFile(path, level)
+    return _ArrayRecordFile(path, level) if extension == ".array_record" else _BagzFile(path)
+
+
+def compressed(records: list[bytes], extension: str, compression: str | None) -> list[bytes]:
+    """Returns the records of a file as `new_writer` takes them: those of Bagz files are compressed, if at all."""
+    level = compression_level(extension, compression)
+    if level is None or extension != ".bagz":
+        return records
+    compress = zstandard_library("write .bagz files").ZstdCompressor(level=level).compress
+    return [compress(record) if record else record for record in records]
 
 
 def companion_of(path: str) -> str | None:
@@ -204,13 +213,15 @@ class _ArrayRecordFile:
         options = "uncompressed" if level is None else f"zstd:{level}"
         self._writer: Any = ArrayRecordWriter(path, f"group_size:1,{options}")
 
-    def write(self, records: Sequence[bytes]) -> None:
+    def write(self, data: NDArray[np.uint8], sizes: NDArray[np.int64]) -> None:
+        content, start = data.data, 0
         try:
-            for record in records:
-                self._writer.write(record)
+            for size in sizes.tolist():
+                self._writer.write(bytes(content[start : start + size]))
+                start += size
         except RuntimeError as error:
             raise self._error(error) from error
-        self._count += len(records)
+        self._count += len(sizes)
 
     def finish(self) -> None:
         """Completes the file, and checks its number of records, because the writer does not report a full disk."""
@@ -241,20 +252,15 @@ class _ArrayRecordFile:
 
 @final
 class _BagzFile:
-    """Concatenated records, followed by the end of each as uint64. With a level, each record is a frame of zstd."""
+    """Concatenated records, followed by the end of each as uint64."""
 
-    def __init__(self, path: str, level: int | None) -> None:
-        self._compress = None
-        if level is not None:
-            self._compress = zstandard_library("write .bagz files").ZstdCompressor(level=level).compress
+    def __init__(self, path: str) -> None:
         self._file = open(path, "wb")  # noqa: SIM115, PTH123  (closed by `finish` or `abandon`)
         self._sizes: list[int] = []
 
-    def write(self, records: Sequence[bytes]) -> None:
-        if self._compress is not None:
-            records = [self._compress(record) if record else record for record in records]
-        self._sizes += map(len, records)
-        self._file.write(b"".join(records))
+    def write(self, data: NDArray[np.uint8], sizes: NDArray[np.int64]) -> None:
+        self._sizes += sizes.tolist()
+        self._file.write(data.data)
 
     def finish(self) -> None:
         with self._file:
@@ -276,9 +282,9 @@ class _TokenFile:
         self._file = open(path, "wb")  # noqa: SIM115, PTH123  (closed by `finish` or `abandon`)
         self._sizes: list[int] = []
 
-    def write(self, records: Sequence[bytes]) -> None:
-        self._sizes += map(len, records)
-        self._file.write(b"".join(records))
+    def write(self, data: NDArray[np.uint8], sizes: NDArray[np.int64]) -> None:
+        self._sizes += sizes.tolist()
+        self._file.write(data.data)
 
     def finish(self) -> None:
         sizes, count = np.array(self._sizes, np.int64), len(self._sizes)

@@ -87,6 +87,28 @@ def test_the_parts_of_a_conversion_are_the_whole(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*.conversion*"))
 
 
+@pytest.mark.parametrize("name", ["a.array_record", "a.bagz", "a.bin"])
+def test_the_bytes_do_not_depend_on_workers(tmp_path: Path, name: str) -> None:
+    """Workers encode blocks, of single units and parts of units, of one file or several: the files are the same."""
+    rows = pa.table({"text": [f"{number} " * (number % 50) for number in range(3000)]})
+    pq.write_table(rows.slice(0, 1000), tmp_path / "a.parquet", row_group_size=300)
+    pq.write_table(rows.slice(1000), tmp_path / "b.parquet", row_group_size=2000)
+    chain = millstream.MapDataset.source(millstream.ParquetDataSource(tmp_path / "*.parquet"))
+    words = chain.map(lambda row: np.array(row["text"].split(), np.uint16) if row["text"] else None)
+    for shards in (1, 4):
+        written = {
+            count: millstream.convert(words, tmp_path / f"{count}" / name, num_shards=shards, worker_count=count)
+            for count in (0, 2)
+        }
+        assert len(written[0]) == shards
+        assert [Path(path).read_bytes() for path in written[0]] == [Path(path).read_bytes() for path in written[2]]
+    if name == "a.bin":
+        with millstream.MegatronDataSource(written[2]) as source:
+            assert [tokens.tolist() for tokens in every_record(source)] == [
+                [number] * (number % 50) for number in range(3000) if number % 50
+            ]
+
+
 def test_without_shards_it_is_the_file_that_was_named(tmp_path: Path) -> None:
     """Without --shards, several files and ranges go in order to one file, in a folder that is created if missing."""
     write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
@@ -226,6 +248,8 @@ def test_what_is_read_in_order_is_refused_with_the_way_out(tmp_path: Path, made:
     """A loader or a stream has no random access: the error says to write the operations as a MapDataset."""
     with pytest.raises(TypeError, match=r"must have random access.*MapDataset\.source\(source\)\.map"):
         millstream.convert(made, tmp_path / "a.bag")
+    with pytest.raises(ValueError, match="worker_count must be None with workers, got 2"):
+        millstream.convert([b""], tmp_path / "a.bag", worker_count=2, workers=millstream.RayWorkers(1))
     assert not list(tmp_path.iterdir())
 
 
@@ -459,6 +483,7 @@ def test_a_damaged_record_ends_it_with_file_and_record(tmp_path: Path) -> None:
         (["bad.jsonl", "b.bag"], "record 1 of"),
         (["empty.txt", "b.bag"], "SRC must have at least one record, got none in "),
         (["a.txt", "b.bin", "--dtype=nonsense"], "dtype must be the dtype of the tokens in the file, one of uint8"),
+        (["a.txt", "b.bag", "--ray=auto"], "--ray needs the number of actors, such as --jobs=64"),
         (["a.txt", "a.csv", "b.txt"], "To decompress, pass a single SRC, got 2"),
         *(
             (["a.txt", "b.bin", f"--map={name}"], "--map must be MODULE:FUNCTION")
@@ -480,7 +505,7 @@ def test_what_cannot_be_converted_is_a_sentence(arguments: list[str], words: str
     assert not list(tmp_path.glob(".*.conversion"))
 
 
-@pytest.mark.parametrize("name", ["writers", "plan.json", "0.json"])
+@pytest.mark.parametrize("name", ["plan.json", "0.json", "0.bag"])
 def test_nothing_is_written_through_a_link(name: str, tmp_path: Path) -> None:
     """Links in the folder for unfinished files, whose name is known to everybody, lead nowhere."""
     write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
@@ -543,3 +568,22 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path, extension: str) -> None:
     assert "File too large" in reported
     assert visible(tmp_path) == ["a.tfrecord"]
     assert not list(tmp_path.glob(".b.*"))
+
+
+@pytest.mark.third_party
+def test_what_array_records_own_beam_pipeline_writes_is_a_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe of the page runs: the records of TFRecord files, in the files of a Beam pipeline, are read."""
+    pytest.importorskip("apache_beam", reason="apache-beam is not a dependency: pip install apache-beam")
+    page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+    program = page.partition("```py\nimport apache_beam")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "crawl").mkdir()
+    write_tfrecord(tmp_path / "crawl" / "a.tfrecord", RECORDS)
+    namespace: dict[str, Any] = {"millstream": millstream}
+    exec(f"import apache_beam{program}", namespace)
+
+    with namespace["source"] as source:
+        assert sorted(every_record(source)) == sorted(RECORDS)
+    assert len(visible(tmp_path)) == 65

@@ -169,6 +169,21 @@ def test_elements_of_all_kinds_come_back_as_they_are(records: list[Any]) -> None
         assert drain(actors) == expected
 
 
+def test_a_conversion_by_actors_writes_the_files_of_one_by_processes(tmp_path: Path, nodes: Any) -> None:
+    """Actors read and encode, and the trainer's process writes, from Python and from the command line."""
+    (tmp_path / "a.txt").write_text("".join(f"line {number}\n" for number in range(5000)))
+    texts = millstream.TextLineDataSource(tmp_path / "a.txt")
+    wanted = millstream.convert(texts, tmp_path / "none.bag", num_shards=3, worker_count=0)
+    workers = millstream.RayWorkers(2)
+    found = [millstream.convert(texts, tmp_path / "ray.bag", num_shards=3, workers=workers)]
+    command = ("a.txt", "line.bag", "--shards=3", "--jobs=2", f"--ray={nodes.cluster.address}")
+    ended = python("-m", "millstream", "convert", *command, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    found.append([str(tmp_path / f"line-{number:05}-of-00003.bag") for number in range(3)])
+    for paths in found:
+        assert [Path(path).read_bytes() for path in paths] == [Path(path).read_bytes() for path in wanted]
+
+
 def test_batches_and_scratch_memory_can_be_written_to() -> None:
     """All batches can be changed in place and kept, whatever the size of the object store.
 
