@@ -18,21 +18,7 @@ if TYPE_CHECKING:
     from millstream.loader.views import prometheus_text
 else:
     # Worker processes import subpackages of this folder, and none of these.
-    __getattr__, __dir__ = lazy_imports.hooks(
-        __name__,
-        {
-            "DataLoader": "millstream.loader.data_loader",
-            "DataLoaderIterator": "millstream.loader.iterator",
-            "DeviceIterator": "millstream.loader.device_iterator",
-            "MultiprocessingOptions": "millstream.loader.threads.options",
-            "RayWorkers": "millstream.loader.cluster.options",
-            "ReadOptions": "millstream.loader.threads.options",
-            "device_put": "millstream.loader.device_iterator",
-            "load": "millstream.loader.load_function",
-            "prometheus_text": "millstream.loader.views",
-            "surviving_keys": "millstream.loader.load_function",
-        },
-    )
+    __getattr__, __dir__ = lazy_imports.hooks(__name__)
 
 __all__ = [
     "DataLoader",

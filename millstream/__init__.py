@@ -21,7 +21,8 @@ if not _path.isdir(_path.join(__path__[0], "loader")):  # noqa: PTH112, PTH118
     # A checkout, because Python was started in its root: the parts are next to this folder, not in it (see setup.cfg).
     __path__.append(_path.dirname(__path__[0]))  # noqa: PTH120
 
-from millstream import loader, samplers, sharding, sources, transforms
+from millstream import loader as loader
+from millstream import samplers, sharding, sources, transforms
 from millstream.configuration import config
 from millstream.core import lazy_imports
 from millstream.errors import (
@@ -127,6 +128,14 @@ if TYPE_CHECKING:
         decode_examples,
         encode_example,
     )
+else:
+    __getattr__, __dir__ = lazy_imports.hooks(
+        __name__,
+        {
+            "DatasetSelectionMap": "Write millstream.transforms.DatasetSelectionMap.",
+            "shard_by_jax_process": "Write millstream.ShardByJaxProcess.",
+        },
+    )
 
 __version__ = "0.2.0"
 
@@ -230,34 +239,3 @@ __all__ = [
     "testing",
     "transforms",
 ]
-
-_LATE_MODULES = frozenset(
-    ("checkpoint", "constants", "dataset", "experimental", "keras", "multiprocessing", "python", "testing")
-)
-
-if not TYPE_CHECKING:
-    _late_name, __dir__ = lazy_imports.hooks(
-        __name__,
-        {
-            name: module.__name__
-            for module in (loader, samplers, sources, transforms)
-            for name in module.__all__
-            if name in __all__
-        }
-        | dict.fromkeys(("DatasetIterator", "IterDataset", "MapDataset", "split"), "millstream.dataset")
-        | dict.fromkeys(
-            ("CachedDataSource", "Statistics", "convert", "lengths_of", "statistics_of"), "millstream.tools"
-        )
-        | {"install_as_grain": "millstream.grain_imports"},
-        {
-            "DatasetSelectionMap": "Write millstream.transforms.DatasetSelectionMap.",
-            "shard_by_jax_process": "Write millstream.ShardByJaxProcess.",
-        },
-    )
-
-    def __getattr__(name: str) -> object:
-        if name in _LATE_MODULES:
-            from importlib import import_module  # noqa: PLC0415  (lazy: only these names need it)
-
-            return import_module(f"millstream.{name}")
-        return _late_name(name)

@@ -9,40 +9,44 @@ from millstream.core import lazy_imports
 from millstream.grain_imports import REMEDIES
 
 if TYPE_CHECKING:
-    from millstream.dataset import (
+    from millstream.dataset import DatasetOptions
+    from millstream.dataset.grain_compat.checking import (
+        PerformanceConfig,
+        assert_equal_output_after_checkpoint,
+        index_shuffle,
+        pick_performance_config,
+    )
+    from millstream.dataset.grain_compat.elastic import ElasticIterator
+    from millstream.dataset.grain_compat.file_streams import (  # noqa: F401  (programs derive from the private classes)
+        HFIterDataset,
+        ParquetIterDataset,
+        TFRecordIterDataset,
+        _TFRecordDatasetIterator,
+        _TFRecordReader,
+    )
+    from millstream.dataset.grain_compat.streams import (
         BestFitPackIterDataset,
         CacheIterDataset,
         ConcatThenSplitIterDataset,
-        DatasetOptions,
-        ElasticIterator,
         FirstFitPackIterDataset,
         FlatMapIterDataset,
         FlatMapMapDataset,
-        HFIterDataset,
         InterleaveIterDataset,
         LimitIterDataset,
-        ParquetIterDataset,
-        PerformanceConfig,
         RebatchIterDataset,
         RepeatIterDataset,
-        TFRecordIterDataset,
         ThreadPrefetchIterDataset,
         WindowShuffleIterDataset,
         WindowShuffleMapDataset,
         WithOptionsIterDataset,
         ZipIterDataset,
         ZipMapDataset,
-        assert_equal_output_after_checkpoint,
-        batch_and_pad,
-        index_shuffle,
-        pick_performance_config,
+        device_put,
     )
-    from millstream.dataset.grain_compat.file_streams import (  # noqa: F401  (programs derive from Grain's)
-        _TFRecordDatasetIterator,
-        _TFRecordReader,
-    )
-    from millstream.dataset.grain_compat.streams import device_put
     from millstream.transforms import BOSHandling, FlatMapTransform, MapWithIndexTransform, PackAndBatchOperation
+    from millstream.transforms.batching.batch import batch_and_pad
+else:
+    __getattr__, __dir__ = lazy_imports.hooks(__name__, REMEDIES)
 
 __all__ = [
     "BOSHandling",
@@ -77,19 +81,3 @@ __all__ = [
     "index_shuffle",
     "pick_performance_config",
 ]
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_imports.hooks(
-        __name__,
-        dict.fromkeys(__all__, "millstream.dataset")
-        | {
-            "BOSHandling": "millstream.transforms",
-            "FlatMapTransform": "millstream.transforms",
-            "MapWithIndexTransform": "millstream.transforms",
-            "PackAndBatchOperation": "millstream.transforms",
-            "_TFRecordDatasetIterator": "millstream.dataset.grain_compat.file_streams",
-            "_TFRecordReader": "millstream.dataset.grain_compat.file_streams",
-            "device_put": "millstream.dataset.grain_compat.streams",
-        },
-        REMEDIES,
-    )

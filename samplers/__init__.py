@@ -23,17 +23,7 @@ if TYPE_CHECKING:
     from millstream.samplers.rows.packing import PackingSampler
     from millstream.samplers.weighted import WeightedSampler
 else:
-    __getattr__, __dir__ = lazy_imports.hooks(
-        __name__,
-        {
-            "BalancedSampler": "millstream.samplers.balanced",
-            "BucketSampler": "millstream.samplers.buckets",
-            "HierarchicalSampler": "millstream.samplers.hierarchical",
-            "MixtureSampler": "millstream.samplers.mixtures.mixture",
-            "PackingSampler": "millstream.samplers.rows.packing",
-            "WeightedSampler": "millstream.samplers.weighted",
-        },
-    )
+    __getattr__, __dir__ = lazy_imports.hooks(__name__)
 
 __all__ = [
     "BalancedSampler",

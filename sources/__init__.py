@@ -30,34 +30,7 @@ if TYPE_CHECKING:
     from millstream.sources.formats.zarr_arrays import ZarrDataSource
     from millstream.sources.windows import WindowDataSource
 else:
-    __getattr__, __dir__ = lazy_imports.hooks(
-        __name__,
-        {
-            "ArrayRecordDataSource": "millstream.sources.formats.array_record",
-            "BagzDataSource": "millstream.sources.formats.bagz",
-            "ConcatenatedDataSource": "millstream.sources.concatenated",
-            "CsvDataSource": "millstream.sources.formats.lines",
-            "FileCache": "millstream.sources.files.file_cache",
-            "FileFormat": "millstream.sources.file_formats",
-            "SpanFormat": "millstream.sources.files.spans",
-            "FileDataSource": "millstream.sources.formats.whole_files",
-            "Hdf5DataSource": "millstream.sources.formats.hdf5",
-            "HuggingFaceDataSource": "millstream.sources.formats.hugging_face",
-            "ImageFolderDataSource": "millstream.sources.formats.whole_files",
-            "JsonLinesDataSource": "millstream.sources.formats.lines",
-            "LanceDataSource": "millstream.sources.formats.lance_rows",
-            "MdsDataSource": "millstream.sources.formats.mds",
-            "MegatronDataSource": "millstream.sources.formats.tokens",
-            "ParquetDataSource": "millstream.sources.formats.parquet",
-            "TFRecordDataSource": "millstream.sources.formats.tfrecord",
-            "TextLineDataSource": "millstream.sources.formats.lines",
-            "TfdsDataSource": "millstream.sources.formats.tfds",
-            "TokenDataSource": "millstream.sources.formats.tokens",
-            "WebDatasetDataSource": "millstream.sources.formats.webdataset",
-            "WindowDataSource": "millstream.sources.windows",
-            "ZarrDataSource": "millstream.sources.formats.zarr_arrays",
-        },
-    )
+    __getattr__, __dir__ = lazy_imports.hooks(__name__)
 
 __all__ = [
     "ArrayRecordDataSource",

@@ -11,15 +11,6 @@ else:
     from millstream.core import lazy_imports
 
     # Lazy: the command line imports this package, too, and each command needs only its own modules.
-    __getattr__, __dir__ = lazy_imports.hooks(
-        __name__,
-        {
-            "CachedDataSource": "millstream.tools.cached_source",
-            "convert": "millstream.tools.conversion",
-            "lengths_of": "millstream.tools.lengths",
-            "Statistics": "millstream.tools.statistics",
-            "statistics_of": "millstream.tools.statistics",
-        },
-    )
+    __getattr__, __dir__ = lazy_imports.hooks(__name__)
 
 __all__ = ["CachedDataSource", "Statistics", "convert", "lengths_of", "statistics_of"]

@@ -30,28 +30,7 @@ if TYPE_CHECKING:
     from millstream.transforms.packing.concat_then_split import BOSHandling, ConcatThenSplit
     from millstream.transforms.regrouping import Rebatch, WindowShuffle
 else:
-    __getattr__, __dir__ = lazy_imports.hooks(
-        __name__,
-        {
-            "BOSHandling": "millstream.transforms.packing.concat_then_split",
-            "BestFitPack": "millstream.transforms.packing.bins",
-            "BucketBatch": "millstream.transforms.batching.by_length",
-            "ConcatThenSplit": "millstream.transforms.packing.concat_then_split",
-            "DatasetSelectionMap": "millstream.transforms.grain_classes",
-            "FirstFitPack": "millstream.transforms.packing.bins",
-            "FixedLengthFeature": "millstream.tf_example.features",
-            "PackAndBatchOperation": "millstream.transforms.grain_classes",
-            "PadTo": "millstream.transforms.batching.by_length",
-            "RaggedColumn": "millstream.tf_example.features",
-            "Rebatch": "millstream.transforms.regrouping",
-            "TokenBudgetBatch": "millstream.transforms.batching.by_length",
-            "VariableLengthFeature": "millstream.tf_example.features",
-            "WindowShuffle": "millstream.transforms.regrouping",
-            "decode_example": "millstream.transforms.example_decoding",
-            "decode_examples": "millstream.transforms.example_decoding",
-            "encode_example": "millstream.tf_example.encoding",
-        },
-    )
+    __getattr__, __dir__ = lazy_imports.hooks(__name__)
 
 __all__ = [
     "BOSHandling",

@@ -4,28 +4,34 @@ Most programs read one format in one order. Without the modules of the others, `
 also in every worker process.
 """
 
+import ast
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from types import MappingProxyType
+from typing import Any
 
 
 def hooks(
-    package: str, modules: Mapping[str, str], remedies: Mapping[str, str] = MappingProxyType({})
+    package: str, remedies: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Returns the `__getattr__` and the `__dir__` of a package, given the module of each late name.
+    """Returns the `__getattr__` and the `__dir__` of a package: its late names are those it imports for type checkers.
 
     `remedies` has what to write instead of names that it does not have. Completion in a notebook offers the names in
     the package's `__all__`.
     """
 
     def get_late_name(name: str) -> object:
-        if name not in modules:
+        home = late_names(package).get(name)
+        if home is None:
             remedy = f". {remedies[name]}" if name in remedies else ""
             missing = f"module {package!r} has no attribute {name!r}{remedy}"
             # Given both, Python's traceback suggests a public name that is spelled alike.
             raise AttributeError(missing, name=name, obj=sys.modules[package])
-        value = getattr(import_module(modules[name]), name)
+        module, own_name = home
+        value = import_module(f"{module}.{own_name}") if module == package else getattr(import_module(module), own_name)
         setattr(sys.modules[package], name, value)
         return value
 
@@ -33,3 +39,21 @@ def hooks(
         return list(sys.modules[package].__all__)
 
     return get_late_name, public_names
+
+
+@functools.cache
+def late_names(package: str) -> dict[str, tuple[str, str]]:
+    """Returns the module of each name that a package imports under `if TYPE_CHECKING`, and the name there.
+
+    They are read from its source, on first access to one of them, so that they are written once.
+    """
+    loader: Any = getattr(find_spec(package), "loader", None)
+    blocks = [node for node in ast.parse(loader.get_source(package)).body if isinstance(node, ast.If)]
+    return {
+        alias.asname or alias.name: (statement.module or "", alias.name)
+        for block in blocks
+        if isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from millstream import IterDataset, MapDataset, MapTransform, ReadOptions, load
-from millstream.dataset import InterleaveIterDataset, ZipMapDataset
 from millstream.dataset.chain_rendering import sketch_of, text_of
 from millstream.dataset.map_dataset import dataset_of
 from millstream.dataset.node_source import Blocks, node_of
 from millstream.dataset.nodes.index_nodes import Shuffle
 from millstream.dataset.nodes.node import Positions
 from millstream.dataset.opening import first_element_of
+from millstream.experimental import InterleaveIterDataset, ZipMapDataset
 
 NUM_STREAMS = 64
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from millstream import IterDataset, ReadOptions
-from millstream.dataset import LimitIterDataset
-from millstream.experimental import assert_equal_output_after_checkpoint
+from millstream.experimental import LimitIterDataset, assert_equal_output_after_checkpoint
 from millstream.loader.scheduling import feed
 from support.processes.process_tree import processes_below
 from support.user_streams import Counted, Numbers

@@ -13,7 +13,7 @@ import pytest
 
 import millstream
 from millstream import IterDataset, MapDataset, ReadOptions
-from millstream.dataset import InterleaveIterDataset
+from millstream.experimental import InterleaveIterDataset
 from millstream.transforms import Map
 from support.laws import counted_constant
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from millstream import IterDataset, MapDataset, ReadOptions
-from millstream.dataset import InterleaveIterDataset, ZipIterDataset
+from millstream.experimental import InterleaveIterDataset, ZipIterDataset
 from millstream.loader.processes import pool
 from support.faults.interrupted import interrupt_at
 from support.processes.process_tree import worker_pids
@@ -211,7 +211,7 @@ def test_workers_keep_a_bounded_number_of_streams(
 SCRIPT = """
 import dataclasses
 from millstream import MapDataset
-from millstream.dataset import InterleaveIterDataset
+from millstream.experimental import InterleaveIterDataset
 
 @dataclasses.dataclass
 class Point:

@@ -31,8 +31,9 @@ from millstream import (
     SequentialSampler,
 )
 from millstream.core.columnar import ColumnarRecords
-from millstream.dataset import IterDataset, MapDataset, WindowShuffleMapDataset, ZipMapDataset
+from millstream.dataset import IterDataset, MapDataset
 from millstream.dataset.arguments import OF_MAP_DATASETS, OF_STREAMS
+from millstream.experimental import WindowShuffleMapDataset, ZipMapDataset
 from millstream.transforms import DatasetSelectionMap, Rebatch, WindowShuffle
 from support.draw.chains import CountedSource, Every
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from millstream import IterDataset, MapDataset, ReadOptions
-from millstream.dataset import (
+from millstream.experimental import (
     CacheIterDataset,
     InterleaveIterDataset,
     LimitIterDataset,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from millstream import IterDataset, MapDataset, ReadOptions
-from millstream.dataset import (
+from millstream.experimental import (
     CacheIterDataset,
     InterleaveIterDataset,
     LimitIterDataset,

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from millstream import IterDataset, MapDataset
-from millstream.dataset import InterleaveIterDataset, LimitIterDataset, RepeatIterDataset
 from millstream.errors import WorkerDiedError
+from millstream.experimental import InterleaveIterDataset, LimitIterDataset, RepeatIterDataset
 from support.faults.user_faults import At, be_killed
 from support.processes.process_tree import worker_pids
 

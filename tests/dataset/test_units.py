@@ -12,7 +12,7 @@ import pytest
 
 import millstream
 from millstream import HierarchicalSampler, IndexSampler, MapDataset, ReadOptions, load
-from millstream.dataset import ZipMapDataset
+from millstream.experimental import ZipMapDataset
 
 NUM_UNITS, WINDOW = 40, 4
 

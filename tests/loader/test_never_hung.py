@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import millstream
-from millstream.dataset import InterleaveIterDataset
+from millstream.experimental import InterleaveIterDataset
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.pipeline import Pipeline

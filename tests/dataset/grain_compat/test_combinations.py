@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from millstream import CheckpointError, IterDataset, MapDataset
-from millstream.dataset import (
+from millstream.experimental import (
     CacheIterDataset,
     InterleaveIterDataset,
     LimitIterDataset,
     RepeatIterDataset,
     ZipIterDataset,
+    assert_equal_output_after_checkpoint,
 )
-from millstream.experimental import assert_equal_output_after_checkpoint
 
 
 def numbers(count: int, start: int = 0) -> IterDataset[int]:
