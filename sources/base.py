@@ -11,6 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.descriptions import Rendered
+from millstream.sources.record_copies import (
+    IMMUTABLE,
+    MAX_CHECKED_VALUES,
+    MAX_COPIED_BYTES,
+    SAMPLED_VALUES,
+    compiled_copies,
+)
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -163,17 +170,8 @@ def items_at(items: _Items[T_co], keys: Sequence[int]) -> Sequence[T_co]:
 _SAMPLED_RECORDS = 256
 """The approximate number of records that decide if the records of a sequence are copied."""
 
-MAX_COPIED_BYTES = 1 << 20
-"""Larger arrays are not copied, because an operation may crop a part of a gigabyte."""
-
 _MAX_DEPTH = 8
 """The number of levels of tuples that are looked into."""
-
-_MAX_CHECKED_VALUES = 64
-"""Longer lists and tuples are nearly always of one kind, so that a sample decides if their values are copied."""
-
-_SAMPLED_VALUES = 8
-"""The number of values, spread evenly, of such a sample."""
 
 
 class HeldRecords(Generic[T_co]):
@@ -191,7 +189,7 @@ class HeldRecords(Generic[T_co]):
 
     Args:
         records: the sequence.
-        is_stacked: True if nothing but a stack of records is made, so that arrays need no copy.
+        is_stacked: True if nothing but a stack of records is made, so that they need no copy.
     """
 
     is_in_memory = True
@@ -205,10 +203,11 @@ class HeldRecords(Generic[T_co]):
         count = 1 if isinstance(held, np.ndarray) and not held.dtype.hasobject else _SAMPLED_RECORDS
         sample = [held[key] for key in range(0, len(held), len(held) // count or 1)]
         containers: list[Any] = [record for record in sample if type(record) in _FLAT]
-        self.copies = bool(containers) or (not is_stacked and any(map(_can_change, sample)))
+        self._example = next(filter(_can_change, containers or sample), None)
+        self.copies = self._example is not None and not is_stacked
         # Nearly always records are of one kind without levels, which a loop in C copies.
         members = (record.values() if type(record) is dict else record for record in containers)
-        self.is_deep = not is_stacked and any(map(_holds_levels, members))
+        self.is_deep = any(map(_holds_levels, members))
 
     @classmethod
     def concatenated(cls, sequences: "Sequence[Sequence[T_co]]") -> Self:
@@ -231,12 +230,16 @@ class HeldRecords(Generic[T_co]):
         records = items_at(self.records, keys)
         if not self.copies:
             return records
-        kinds = set(map(type, records))
-        kind = kinds.pop() if len(kinds) == 1 else None
-        copy: Callable[[Any], Any] = _own_array
-        if kind is not np.ndarray:
-            copy = own if self.is_deep or kind not in _FLAT else _COPY
-        return list(map(copy, records))
+        if not self.is_deep and len(kinds := set(map(type, records))) == 1 and (kind := kinds.pop()) in _FLAT:
+            return list(map(kind.copy, records))
+        return self._copies_of(records)
+
+    @functools.cached_property
+    def _copies_of(self) -> Callable[[Sequence[Any]], list[Any]]:
+        return compiled_copies(self._example, own)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_copies_of"}
 
 
 def is_held(source: object) -> bool:
@@ -261,8 +264,7 @@ def is_mapped(array: Any) -> bool:
     return False
 
 
-_COPY: Callable[[Any], Any] = operator.methodcaller("copy")
-_FLAT = (dict, list, set, bytearray)
+_FLAT: tuple[Any, ...] = (dict, list, set, bytearray)
 
 
 def own(record: Any, made: "dict[int, Any] | None" = None) -> Any:
@@ -275,7 +277,7 @@ def own(record: Any, made: "dict[int, Any] | None" = None) -> Any:
     """
     # This runs for each record in memory, so the usual kinds come first.
     kind = type(record)
-    if kind in _IMMUTABLE:
+    if kind in IMMUTABLE:
         return record
     made = {} if made is None else made
     if (key := id(record)) in made:
@@ -283,7 +285,7 @@ def own(record: Any, made: "dict[int, Any] | None" = None) -> Any:
     if kind is dict:
         copied = made[key] = record.copy()
         for name, value in record.items():
-            if type(value) not in _IMMUTABLE:
+            if type(value) not in IMMUTABLE:
                 copied[name] = own(value, made)
     elif kind is list and _holds_levels(record):
         copied = made[key] = []
@@ -314,7 +316,6 @@ def _own_array(array: NDArray[Any], made: "dict[int, Any] | None" = None) -> NDA
 
 
 _SEQUENCES = (list, tuple)
-_IMMUTABLE = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
 
 def _can_change(value: Any, depth: int = _MAX_DEPTH) -> bool:
@@ -326,9 +327,9 @@ def _can_change(value: Any, depth: int = _MAX_DEPTH) -> bool:
 
 def _holds_levels(values: Collection[Any], depth: int = _MAX_DEPTH) -> bool:
     """Returns True if a value can be changed in place. Of a long list or tuple, a sample is tested."""
-    if len(values) > _MAX_CHECKED_VALUES and isinstance(values, _SEQUENCES):
-        values = values[:: len(values) // _SAMPLED_VALUES]
-    return not _IMMUTABLE.issuperset(map(type, values)) and any(_can_change(value, depth) for value in values)
+    if len(values) > MAX_CHECKED_VALUES and isinstance(values, _SEQUENCES):
+        values = values[:: len(values) // SAMPLED_VALUES]
+    return not IMMUTABLE.issuperset(map(type, values)) and any(_can_change(value, depth) for value in values)
 
 
 def checked_record_key(record_key: SupportsIndex, num_records: int) -> int:
