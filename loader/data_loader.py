@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from millstream import grain_kinds
 from millstream.core.checks import as_flag, as_integer, as_options, named_arguments
 from millstream.core.closing import Closing
+from millstream.loader import reporting
 from millstream.loader.checkpoints.fingerprint import Origin, snapshot_of
 from millstream.loader.checkpoints.state import (
     Stream,
@@ -413,14 +414,10 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         serve(self.insight)
 
     def __repr__(self) -> str:
-        from millstream.loader.reporting.summary import render_text  # noqa: PLC0415  (lazy: only people need it)
-
-        return render_text(self.insight.snapshot())
+        return reporting.summary.render_text(self.insight.snapshot())
 
     def _repr_html_(self) -> str:
-        from millstream.loader.reporting.summary import render_loader  # noqa: PLC0415  (lazy: for notebooks)
-
-        return render_loader(self.insight.snapshot())
+        return reporting.summary.render_loader(self.insight.snapshot())
 
     def __len__(self) -> int:
         """Returns the number of batches that this shard yields.

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.checks import as_integer
+from millstream.loader import reporting
 from millstream.loader.checkpoints.state import Run, Segment
 from millstream.loader.pipeline.elements import Origins
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -395,9 +396,7 @@ class Composition:
         return {name: count._asdict() for name, count in self.components.items()}
 
     def __str__(self) -> str:
-        from millstream.loader.reporting.snapshot import aligned  # noqa: PLC0415  (lazy: only people need it)
-
-        return "\n".join([self._title, *aligned(list(self._rows()))])
+        return "\n".join([self._title, *reporting.snapshot.aligned(list(self._rows()))])
 
     def _repr_html_(self) -> str:
         from millstream.core import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from millstream.configuration import config
 from millstream.core.checks import as_integer
+from millstream.loader import reporting
 from millstream.loader.checkpoints.state import epoch_of
 from millstream.loader.measuring import CONSUMER, LOADER, NEXT, Front, Profiler
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -91,20 +92,16 @@ class Insight:
         own, below = self._own_snapshot(), self._below()
         if not below:
             return own
-        from millstream.loader.reporting.snapshot import joined  # noqa: PLC0415  (lazy: only chains need it)
-
         _, first = below[0]
-        return dataclasses.replace(joined(own, below), source=first.source, order=first.order)
+        return dataclasses.replace(reporting.snapshot.joined(own, below), source=first.source, order=first.order)
 
     def _own_snapshot(self) -> "LoaderSnapshot":
-        from millstream.loader.reporting.snapshot import Location  # noqa: PLC0415  (lazy, as above)
-
         choice = self._choice
         workers = self._workers if choice is None else self._workers.of_number(choice.num_workers)
         if (description := self._descriptions.get(workers.num_workers)) is None:
-            from millstream.loader.reporting.snapshot import description_of  # noqa: PLC0415  (lazy: for views only)
-
-            description = description_of(self._plan, workers, self._reading, self._front, self.num_cores)
+            description = reporting.snapshot.description_of(
+                self._plan, workers, self._reading, self._front, self.num_cores
+            )
             self._descriptions[workers.num_workers] = description
         measured, seconds = self._measured()
         stages = tuple(
@@ -114,7 +111,7 @@ class Insight:
         if not workers.num_workers:
             # Quick calls run in the trainer's thread, although it has others.
             stages = tuple(
-                dataclasses.replace(stage, location=Location.TRAINER)
+                dataclasses.replace(stage, location=reporting.snapshot.Location.TRAINER)
                 if self.profiler.is_run_by_consumer(stage.label)
                 else stage
                 for stage in stages
@@ -160,28 +157,24 @@ class Insight:
 
     def metrics(self) -> dict[str, float]:
         """Returns the measurements by name: totals, and rates since the previous call."""
-        from millstream.loader.reporting.summary import metrics_of  # noqa: PLC0415  (lazy, as above)
-
         snapshot, (_, newer) = self.snapshot(), self._window
         if newer is None or snapshot.measured.timed_batches > newer.timed_batches:
             self._window = newer, snapshot.measured
-        return metrics_of(snapshot, self._window[0])
+        return reporting.summary.metrics_of(snapshot, self._window[0])
 
     def trace(self, pipeline: Pipeline | None = None) -> "Trace":
         """Returns the structure of each stage's results, found by computing one output.
 
         It is that of `pipeline` if one is given: an equivalent pipeline with the user's operations one by one.
         """
-        from millstream.loader.reporting.preview import Trace, traced  # noqa: PLC0415  (lazy, as above)
-
         self._check_random_access("trace")
         insight = self
         if pipeline is not None:
             profiler = Profiler(pipeline.labels)
             insight = Insight(Plan(pipeline), profiler, self._workers, self._reading, front=self._front)
-        found, stages = traced(insight._plan.pipeline), insight.snapshot().stages
+        found, stages = reporting.preview.traced(insight._plan.pipeline), insight.snapshot().stages
         insight._structures = {stage.label: found[stage.label] for stage in stages if stage.label in found}
-        return Trace(insight._structures, insight.snapshot())
+        return reporting.preview.Trace(insight._structures, insight.snapshot())
 
     def preview(
         self,
@@ -199,22 +192,20 @@ class Insight:
         With `is_batched`, the source builds batches, so that the pipeline needs no operation for them. `source` is one
         with names of classes; None for the pipeline's own.
         """
-        from millstream.loader.reporting.preview import Preview  # noqa: PLC0415  (lazy, as above)
-
         count, rows = as_integer(num_batches, "num_batches", 1), as_integer(rows, "rows", 1)
         batches, are_batches, known = self._first_outputs(count, pipeline)
         known = classes if classes is not None else known if source is None else getattr(source, "classes", ())
         # A user's source may have an attribute of that name with another meaning.
         names = known if isinstance(known, list | tuple) and all(isinstance(name, str) for name in known) else ()
-        return Preview(batches, is_batched=is_batched or are_batches, rows=rows, decode=decode, classes=names)
+        return reporting.preview.Preview(
+            batches, is_batched=is_batched or are_batches, rows=rows, decode=decode, classes=names
+        )
 
     def _first_outputs(self, count: int, pipeline: Pipeline | None) -> tuple[list[Any], bool, Any]:
         """Returns the first outputs, True if operations make batches of them, and the classes of the source, if any."""
-        from millstream.loader.reporting.preview import first_outputs  # noqa: PLC0415  (lazy, as above)
-
         self._check_random_access("preview")
         pipeline = pipeline or self._plan.pipeline
-        batches = list(itertools.islice(first_outputs(pipeline), count))
+        batches = list(itertools.islice(reporting.preview.first_outputs(pipeline), count))
         are_batches = any(operation.makes_batches for operation in pipeline.operations)
         return batches, are_batches, getattr(pipeline.source, "classes", ())
 
@@ -225,18 +216,16 @@ class Insight:
 
     def _measured(self) -> "tuple[Measurements, Mapping[str, float]]":
         """Returns the current measurements, and the seconds of the stages. Any thread may call it."""
-        from millstream.loader.reporting.snapshot import ComponentCounter, Measurements  # noqa: PLC0415  (lazy, as above)
-
         plan, profiler, living = self._plan, self.profiler, self.living_iterators()
         for iterator in living:
             iterator.count_delivered()
         seconds = profiler.read()
         beginning = profiler.last_position or (0, epoch_of(plan, plan.beginning))
         step, epoch = living[-1].delivered_position() if living else beginning
-        self._counter = self._counter or ComponentCounter(plan)
+        self._counter = self._counter or reporting.snapshot.ComponentCounter(plan)
         if living:
             self._counter = self._epoch_counters.get(living[-1], self._counter)
-        measured = Measurements(
+        measured = reporting.snapshot.Measurements(
             batches=profiler.outputs,
             timed_batches=profiler.timed_outputs,
             first_seconds=profiler.first_seconds,
@@ -258,17 +247,15 @@ class Insight:
 
     def begin_epoch(self, iterator: "Measured", plan: Plan) -> None:
         """Adds the iterator of an epoch, which counts components in its own order, after those counted so far."""
-        from millstream.loader.reporting.snapshot import ComponentCounter  # noqa: PLC0415  (lazy, as above)
-
-        self._epoch_counters[iterator] = ComponentCounter(plan, self._measured()[0].components)
+        self._epoch_counters[iterator] = reporting.snapshot.ComponentCounter(plan, self._measured()[0].components)
         self.iterators[id(iterator)] = iterator
 
     def change_plan(self, iterator: "Measured", plan: Plan) -> None:
         """Counts the components of an iterator in the order of another plan from now on."""
-        from millstream.loader.reporting.snapshot import ComponentCounter  # noqa: PLC0415  (lazy, as above)
-
         before = self._epoch_counters.get(iterator)
-        self._epoch_counters[iterator] = ComponentCounter(plan, () if before is None else before.earlier)
+        self._epoch_counters[iterator] = reporting.snapshot.ComponentCounter(
+            plan, () if before is None else before.earlier
+        )
 
     def errors(self) -> "dict[int, str]":
         """Returns the latest failed records that were delivered: the error as text, by record key."""
@@ -322,9 +309,7 @@ class Inspectable:
 
         It is computed from the same measurements as `profile()`. `summary().advice` has the pieces of advice.
         """
-        from millstream.loader.reporting.summary import Summary  # noqa: PLC0415  (lazy: only views need it)
-
-        return Summary(self.insight.snapshot())
+        return reporting.summary.Summary(self.insight.snapshot())
 
     def metrics(self, *, all_hosts: bool = False) -> dict[str, float]:
         """Returns the measurements so far by stable names, for the dashboards of W&B, TensorBoard and the like.
@@ -352,9 +337,7 @@ class Inspectable:
         """
         metrics = self.insight.metrics()
         if all_hosts:
-            from millstream.loader.reporting.summary import compared_hosts  # noqa: PLC0415  (lazy, as above)
-
-            metrics |= compared_hosts(metrics)
+            metrics |= reporting.summary.compared_hosts(metrics)
         return metrics
 
     def trace(self) -> "Trace":
@@ -418,10 +401,8 @@ class Inspectable:
             ValueError: the path has another suffix, or there is no recording for a trace.
             OSError: the file cannot be written.
         """
-        from millstream.loader.reporting.report import write_report  # noqa: PLC0415  (lazy, as above)
-
         insight = self.insight
-        return write_report(path, insight.profiler.recorder, insight.events(), insight.snapshot)
+        return reporting.report.write_report(path, insight.profiler.recorder, insight.events(), insight.snapshot)
 
 
 @dataclasses.dataclass
@@ -520,8 +501,6 @@ def prometheus_text(loaders: Inspectable | Mapping[str, Inspectable]) -> str:
         >>> print(millstream.prometheus_text(loader).splitlines()[2])
         millstream_batches_total 0.0
     """
-    from millstream.loader.reporting.summary import exposition  # noqa: PLC0415  (lazy: only views need it)
-
     named: Mapping[str | None, Inspectable] = (
         {str(name): loader for name, loader in loaders.items()} if isinstance(loaders, Mapping) else {None: loaders}
     )
@@ -531,7 +510,7 @@ def prometheus_text(loaders: Inspectable | Mapping[str, Inspectable]) -> str:
                 f"loaders must be loaders or their iterators, got {type(loader).__name__}. Write "
                 'prometheus_text(loader), or prometheus_text({"train": loader}).'
             )
-    return exposition({name: loader.insight.snapshot() for name, loader in named.items()})
+    return reporting.summary.exposition({name: loader.insight.snapshot() for name, loader in named.items()})
 
 
 Made = TypeVar("Made")

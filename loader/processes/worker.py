@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, final
 
 from millstream.core.warn import log_warning
-from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.pipeline.elements import Elements, Origins, add_note
 from millstream.loader.pipeline.pipeline import Pipeline, Variant
 from millstream.loader.processes.channel import (
     Channel,
@@ -70,11 +70,12 @@ def work(channel_descriptor: int, arena: int, crash_log: int, pipeline: int, for
 def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fork: Fork) -> None:
     owner, log = os.getpid(), WorkerLog(channel, worker_name(fork.number))
     try:
-        with _reading(pipeline):
-            pipelines = WorkerPipelines(pipeline, arena, fork, log)
-    except PipelineNotRead as failed:
+        pipelines = WorkerPipelines(pipeline, arena, fork, log)
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001  (unpickling user classes may raise anything)
         leave_if_forked(owner, status=1)
-        log.send(PipelineFailed(pack_failure(failed.error, ClassTable())))
+        log.send(PipelineFailed(pack_failure(error, ClassTable())))
         return
     leave_if_forked(owner)
     log.send(Ready(owner))
@@ -113,15 +114,6 @@ Runner: TypeAlias = CallRunner[Payload] | FailingRunner
 """Computes the outputs of the calls of one pipeline."""
 
 
-class PipelineNotRead(Exception):  # noqa: N818  (internal)
-    """A pipeline could not be read, or begun. The user's error gets a note of what the worker was `doing`."""
-
-    def __init__(self, error: BaseException, doing: str) -> None:
-        super().__init__()
-        error.add_note(f"millstream: a worker process raised this while it {doing}.")
-        self.error = error
-
-
 @final
 class WorkerPipelines:
     """The pipelines of a worker, by their numbers, compiled to call runners."""
@@ -129,7 +121,10 @@ class WorkerPipelines:
     def __init__(self, descriptor: int, arena: int, fork: Fork, log: WorkerLog) -> None:
         open_parent = functools.partial(open_handle, fork.trainer.pid)
         trainer, report = fork.trainer, lambda *module: log.post(Imported(*module))
-        with trainer.served(worker_name(fork.number), open_parent, report) as self._imports:
+        with (
+            _reading(descriptor),
+            trainer.served(worker_name(fork.number), open_parent, report) as self._imports,
+        ):
             pipelines, self._classes = read_pipelines(descriptor, fork.pipeline)
         log.install()
         for pipeline in pipelines:
@@ -152,8 +147,10 @@ class WorkerPipelines:
                 apply_variables(message.variables, self._imports)
                 self._classes.define(dict(zip(message.classes, classes, strict=True)))
                 self._add(message.number, pipeline)
-        except PipelineNotRead as failed:
-            failing = self._failing(failed)
+        except SystemExit:
+            raise
+        except BaseException as error:  # noqa: BLE001  (as above)
+            failing = self._failing(error)
             self._runners[message.number] = lambda _: failing
 
     def unload(self, number: int) -> None:
@@ -168,15 +165,15 @@ class WorkerPipelines:
         try:
             return self._runners[number](variant)
         except Exception as error:  # noqa: BLE001  (the sampler of an epoch is the user's)
-            return self._failing(PipelineNotRead(error, f"began epoch {variant}"))
+            return self._failing(_noted(error, f"began epoch {variant}"))
 
     def close(self) -> None:
         for number in list(self._pipelines):
             self.unload(number)
 
-    def _failing(self, failed: PipelineNotRead) -> FailingRunner:
+    def _failing(self, error: BaseException) -> FailingRunner:
         nothing = pack(Elements([], Origins.none()), self.allocator, self._classes)
-        return FailingRunner(failed.error, nothing, self._classes)
+        return FailingRunner(error, nothing, self._classes)
 
     def _add(self, number: int, pipeline: Pipeline) -> None:
         self._pipelines[number] = pipeline
@@ -191,7 +188,7 @@ class WorkerPipelines:
 
 @contextlib.contextmanager
 def _reading(descriptor: int) -> Iterator[None]:
-    """Closes a file after pipelines were read from it. Unpickling user classes may raise anything."""
+    """Closes a file after pipelines were read from it."""
     try:
         with _noting("unpickled the pipeline"):
             yield
@@ -201,13 +198,17 @@ def _reading(descriptor: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _noting(doing: str) -> Iterator[None]:
-    """Raises any error of the user's code in the block as a PipelineNotRead, but for SystemExit."""
+    """Adds a note of what the worker was doing to an error of the user's code in the block."""
     try:
         yield
-    except (SystemExit, PipelineNotRead):
-        raise
     except BaseException as error:
-        raise PipelineNotRead(error, doing) from error
+        _noted(error, doing)
+        raise
+
+
+def _noted(error: BaseException, doing: str) -> BaseException:
+    add_note(error, f"millstream: a worker process raised this while it {doing}.")
+    return error
 
 
 def close_source(pipeline: Pipeline) -> None:

@@ -62,7 +62,8 @@ class AdvanceRead:
     """The records of a call, read by another thread before the call runs."""
 
     def __init__(self) -> None:
-        # None before the read ends, and if the call must find the sampler's error itself.
+        # None before the read ends, and if it failed for a range of several blocks: the call reads again, and reports
+        # the error of the right block.
         self.records: Elements | None = None
         self.seconds = 0.0
         self.is_done = False
@@ -86,13 +87,9 @@ class CallRunner(Generic[Packed]):
         """Starts reading the records of a call in another thread, which calls `done` at the end."""
         reading = AdvanceRead()
 
-        def read() -> Elements:
-            return self._read_in_advance(*message)
-
         def job() -> None:
-            records, reading.seconds = self.readers.run_timed(read, Elements.failed)
-            if not isinstance(records.error, _SamplerFailed):
-                reading.records = records
+            read = functools.partial(self._read_in_advance, *message)
+            reading.records, reading.seconds = self.readers.run_timed(read, Elements.failed)
             reading.is_done = True
             done()
 
@@ -132,15 +129,15 @@ class CallRunner(Generic[Packed]):
         read_seconds = 0.0 if reading is None else reading.seconds
         return CallResult(packed, failure, end - start, idle, read_seconds, self.profiler.take(), start, failures)
 
-    def _read_in_advance(self, start: int, stop: int, shard: int) -> Elements:
+    def _read_in_advance(self, start: int, stop: int, shard: int) -> Elements | None:
         work = SharedWork(self.readers, self.record_time)
         if not self.plan.batched_source:
             return work.prepare_blocks(self.plan, start, stop, shard)
         try:
             with work.for_sources():
                 return self.plan.read_blocks(start, stop, shard)
-        except Exception:  # noqa: BLE001  (the call reads again, and reports the error of the right block)
-            return Elements.failed(_SamplerFailed())
+        except Exception:  # noqa: BLE001  (of the sampler)
+            return None
 
     def _perform(self, message: tuple[int, int, int] | bytes, records: Elements | None) -> Elements:
         request = load_request(message, self.classes) if isinstance(message, bytes) else Blocks(*message)
@@ -193,10 +190,6 @@ def _idle_seconds(seconds: float, start: resource.struct_rusage, end: resource.s
     if end.ru_nvcsw == start.ru_nvcsw:
         return 0.0
     return max(0.0, seconds - (end.ru_utime - start.ru_utime) - (end.ru_stime - start.ru_stime))
-
-
-class _SamplerFailed(Exception):  # noqa: N818  (internal)
-    """The sampler failed for a range of several blocks."""
 
 
 def _in_thread_of(readers: ReaderThreads, prepare_blocks: PrepareBlocks, start: int, stop: int, shard: int) -> Elements:
