@@ -346,7 +346,7 @@ class Profiler:
         clock, this_thread = time.perf_counter, threading.get_ident
 
         @functools.wraps(function)
-        def call(*arguments: Any) -> Result:
+        def run_measured(*arguments: Any) -> Result:
             start = clock()
             try:
                 return function(*arguments)
@@ -358,14 +358,14 @@ class Profiler:
                 if recorder is not None:
                     recorder.record_stage(stage, start, stop, arguments)
 
-        return call if self.costs is None else self._with_costs(stage, call, self.costs)
+        return run_measured if self.costs is None else self._with_costs(stage, run_measured, self.costs)
 
     def _with_costs(self, stage: str, function: Callable[..., Result], costs: "CostMeter") -> Callable[..., Result]:
 
         self._last[stage] = function
 
         @functools.wraps(function)
-        def call(*arguments: Any) -> Result:
+        def run_with_costs(*arguments: Any) -> Result:
             with observed(costs.add):
                 start = time.perf_counter()
                 result = function(*arguments)
@@ -375,7 +375,7 @@ class Profiler:
                 costs.add((0, stage), seconds, values if isinstance(values, Sequence) else ())
             return result
 
-        return call
+        return run_with_costs
 
     def returned(self, left_at: float | None, now: float) -> None:
         """Records that the consumer asks for outputs, after the time away since it left."""

@@ -7,6 +7,7 @@ import abc
 import dataclasses
 import sys
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -16,6 +17,8 @@ from millstream.core import tree
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.stages import LogicalShard, Stage
 from millstream.transforms.packing.rows import Rows
+
+_OF_PYTHON = frozenset({int, float, complex, bool, str, bytes, NoneType})
 
 
 def num_bytes(values: Sequence[Any]) -> int:
@@ -27,7 +30,9 @@ def num_bytes(values: Sequence[Any]) -> int:
 
 
 def _bytes_of(value: Any) -> int:
-    # Without calls for the usual batches: arrays, and dicts of them.
+    # Without calls for numbers and texts, and for the usual batches: arrays, and dicts of them.
+    if type(value) in _OF_PYTHON:
+        return sys.getsizeof(value)
     if type(value) is dict:
         total = 0
         for leaf in value.values():

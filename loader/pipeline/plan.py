@@ -38,11 +38,11 @@ from millstream.loader.pipeline.steps import (
     MAX_HELD_RECORDS,
     Step,
     annotated,
+    depth_step,
     isolated,
     may_depend_on_thread,
     reader_of,
     run_steps,
-    within_depth,
 )
 from millstream.samplers.base import POSITION_LIMIT
 from millstream.samplers.protocols import is_mixed
@@ -105,7 +105,7 @@ class Plan:
         self.errors = None if tolerance is None else ErrorLog(tolerance, len(source))
         read = _reader(pipeline)
         if not groups[0] or (tolerance is not None and groups[0][0].gathers):
-            read = within_depth(read, f"reading from {type(source).__name__}")
+            read = functools.partial(_read_within_depth, read, depth_step(f"reading from {type(source).__name__}"))
         self._read: Callable[[Origins], Elements] = instrument(READ, read)
         self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, instrument=instrument)
         local = [stage.has_local_steps for stage in self.stages]
@@ -121,6 +121,8 @@ class Plan:
         sends_batches = self.blocks_are_batches and first.num_remote_steps > first.num_record_steps
         self.max_blocks_per_call = max_batches(groups[0], self.partition.block) if sends_batches else None
         self.waits_for_calls = sends_batches and self.max_blocks_per_call is None
+        # The operation that makes the outputs of stage 0.
+        self._last_label = self.pipeline.labels[len(groups[0]) - 1] if groups[0] else ""
         self._are_first_outputs_checked = False
 
     @property
@@ -187,7 +189,9 @@ class Plan:
         `prepare_blocks` replaces the method of this name; it may read in several threads.
         """
         if isinstance(request, Blocks):
-            return self.finish_blocks((prepare_blocks or self.prepare_blocks)(*request), allocate)
+            # As `prepare_blocks`, whose frame would be in each traceback.
+            run = prepare_blocks(*request) if prepare_blocks else Context().run(self._read_and_run_blocks, *request)
+            return self.finish_blocks(run, allocate)
         if isinstance(request, Group):
             compiled = self.stages[request.stage]
             return self._run_group_steps(compiled.steps[: compiled.num_remote_steps], request.elements, allocate)
@@ -208,6 +212,9 @@ class Plan:
 
     def prepare_blocks(self, start: int, stop: int, shard: int) -> Elements:
         """Reads and prepares blocks start … stop - 1. An error of the sampler comes at its block."""
+        return isolated(self._read_and_run_blocks, start, stop, shard)
+
+    def _read_and_run_blocks(self, start: int, stop: int, shard: int) -> Elements:
         try:
             origins = self.shards[shard].locator.locate(start, stop)
         except BaseException as error:
@@ -220,7 +227,12 @@ class Plan:
                 # Every block succeeds on its own, so the error belongs to the range.
                 run = Elements.failed(annotated(error, f"the sampler, at blocks {start} to {stop - 1}"))
             return run
-        return Context().run(self._read_and_run, origins)
+        if self.errors is not None:
+            return self._read_and_run(origins)
+        run = self._read(origins)
+        for step in self._record_steps:
+            run = step(run, np.empty)
+        return run
 
     def read_blocks(self, start: int, stop: int, shard: int) -> Elements:
         """Reads blocks. Raises an error of the sampler, whose block `prepare_blocks` finds."""
@@ -234,12 +246,8 @@ class Plan:
         return isolated(self._read_and_run, origins)
 
     def _read_and_run(self, origins: Origins) -> Elements:
-        if self.errors is not None:
-            return self._complete(self._read_records(origins))
-        run = self._read(origins)
-        for step in self._record_steps:
-            run = step(run, np.empty)
-        return run
+        run = self._read_records(origins)
+        return run_steps(self._record_steps, run, np.empty) if self.errors is None else self._complete(run)
 
     def finish_blocks(self, run: Elements, allocate: Allocate) -> Elements:
         """Runs the remaining operations of stage 0 on the prepared records of complete blocks."""
@@ -263,10 +271,8 @@ class Plan:
         if self._are_first_outputs_checked or not run.values:
             return
         self._are_first_outputs_checked = True
-        num_steps = len(self.stages[0].steps)
-        if num_steps and all(value is None for value in run.values):
-            label = self.pipeline.labels[num_steps - 1]
-            self.warn_once("none", f"{label}, returned None for the first batch: did you forget `return`?")
+        if self._last_label and all(value is None for value in run.values):
+            self.warn_once("none", f"{self._last_label}, returned None for the first batch: did you forget `return`?")
 
     def warn_once(self, topic: str, text: str) -> None:
         if topic not in self._warned:
@@ -321,6 +327,10 @@ def _reader(pipeline: Pipeline) -> Callable[[Origins], Elements]:
         return reader_of(view.source, skips_none=view.skips_none, is_stacked=is_stacked)
     keys_of = functools.partial(keys_in_epochs, pipeline)
     return reader_of(view.source, keys_of, skips_none=view.skips_none, is_stacked=is_stacked)
+
+
+def _read_within_depth(read: Callable[[Origins], Elements], check: Step, origins: Origins) -> Elements:
+    return check(read(origins), np.empty)
 
 
 def _stacks(operation: Transformation) -> bool:

@@ -4,6 +4,7 @@ A shard runs one logical shard, or several whose elements its batches concatenat
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias, final
@@ -16,7 +17,7 @@ from millstream.loader.pipeline.elements import seed_of, streams_of
 from millstream.loader.pipeline.order import LocateWrapper, Locator, pack_step
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.shards import Partition, Tail, first_dynamic, tail_rule
-from millstream.loader.pipeline.steps import Step, compile_step, group_step, prepare_step, within_depth
+from millstream.loader.pipeline.steps import Step, compile_step, depth_step, group_step, prepare_step
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import has_varying_batches
 from millstream.transforms import Batch, Filter, FlatMap, Pack, Transformation
@@ -94,28 +95,29 @@ def compile_stages(
         divides_units = unit is not None and _changes_count(group[1:], next_one)
         labels, filters, own_filters = pipeline.labels[start:stop], list[str](), list[str]()
         checked = _checked_for_depth(group, skips=pipeline.tolerance is not None and not stages)
-        steps = []
+        # The steps of each operation.
+        steps: list[list[Step]] = []
         for number, label in enumerate(labels, start):
             step = _step_of(pipeline, number, before[number], is_template, numbers_units=divides_units)
-            if number - start in checked:
-                step = within_depth(step, pipeline.error_labels[number])
-            steps.append(instrument(label, step))
+            checks = [depth_step(pipeline.error_labels[number])] if number - start in checked else []
+            steps.append([instrument(label, step), *checks])
         for operation, label in zip(group, labels, strict=True):
             if not operation.keeps_count and not operation.regroups:
                 (filters if operation.is_between else own_filters).append(label)
         if isinstance(next_one, GroupingOperation):
             # Elements are reduced to what it needs by the worker that makes them.
-            steps.append(instrument(pipeline.labels[stop], prepare_step(next_one, pipeline.error_labels[stop])))
+            steps.append([instrument(pipeline.labels[stop], prepare_step(next_one, pipeline.error_labels[stop]))])
             filters.append(pipeline.labels[stop])
         gathering = [row for row, operation in enumerate(group) if operation.gathers]
-        num_remote = len(pipeline.operations) - pipeline.num_local
+        # The preparation for a grouping belongs to the operation that groups.
+        num_remote = min(len(steps), max(0, len(pipeline.operations) - pipeline.num_local - start))
+        num_steps = [0, *itertools.accumulate(map(len, steps))]
         stages.append(
             Stage(
-                steps=tuple(steps),
+                steps=tuple(itertools.chain.from_iterable(steps)),
                 grouping=grouping,
-                num_record_steps=gathering[0] if gathering else len(steps),
-                # Each operation is a step. The preparation for a grouping belongs to the operation that groups.
-                num_remote_steps=min(len(steps), max(0, num_remote - start)),
+                num_record_steps=num_steps[gathering[0] if gathering else -1],
+                num_remote_steps=num_steps[num_remote],
                 # If user operations drop elements, the others need not be named.
                 filters=tuple(own_filters or filters),
                 unit=unit,

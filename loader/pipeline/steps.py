@@ -395,15 +395,22 @@ def _present_step(operation: Present) -> Step:
 def _filter_step(operation: Filter, where: str, producer: str | None, component: int | None) -> Step:
     verdicts = within(component, lambda run: map(bool, map(operation.filter, run.values)), lambda _: True)
 
-    def step(run: Elements, _: Allocate) -> Elements:
-        values = list(run.values)
+    def filter_elements(run: Elements, _: Allocate) -> Elements:
+        values, keep = list(run.values), list[bool]()
         run = Elements(values, run.origins, run.error, run.at)
-        keep, origins, error, at = _collect_from(run, verdicts(run), where, producer)
-        if error is run.error and len(keep) == len(values) and all(keep):
-            return run
-        return Elements(list(itertools.compress(values, keep)), origins.take(np.array(keep, np.bool_)), error, at)
+        try:
+            keep.extend(verdicts(run))
+            if len(keep) < len(values):
+                raise StopIteration  # noqa: TRY301  (of the user's function, see `collect`)
+            if all(keep):
+                return run
+        except BaseException as failure:  # noqa: BLE001  (raised again, or delivered in order)
+            error = stopped(failure, run.origins, where, len(keep), len(values))
+            run = _ended_early(run, values[: len(keep)], error, producer)
+        kept = list(itertools.compress(values, keep))
+        return Elements(kept, run.origins.take(np.array(keep, np.bool_)), run.error, run.at)
 
-    return step
+    return filter_elements
 
 
 def _flat_map_step(operation: FlatMap, where: str, producer: str | None, component: int | None) -> Step:
@@ -411,12 +418,12 @@ def _flat_map_step(operation: FlatMap, where: str, producer: str | None, compone
     split = functools.partial(children_of, operation, limit)
     split_each = within(component, lambda run: map(split, run.values), lambda element: [element])
 
-    def step(run: Elements, _: Allocate) -> Elements:
+    def split_elements(run: Elements, _: Allocate) -> Elements:
         families, parents, error, at = _collect_from(run, split_each(run), where, producer)
         origins = parents.fan_out([len(family) for family in families], limit, component)
         return Elements(list(itertools.chain.from_iterable(families)), origins, error, at)
 
-    return step
+    return split_elements
 
 
 def _batch_step(operation: Batch, where: str, producer: str | None, is_template: Callable[[int], bool]) -> Step:
@@ -567,14 +574,13 @@ def annotated(error: BaseException, where: str, *, may_end: bool = False) -> Bas
     return error
 
 
-def within_depth(make: Callable[..., Elements], where: str) -> Callable[..., Elements]:
-    """Returns a function that makes the same elements, up to the first that is nested too deeply, which is an error.
+def depth_step(where: str) -> Step:
+    """Returns the step that lets pass the elements up to the first that is nested too deeply, which is an error.
 
     Everything after it, here and in other processes, may then recurse into elements.
     """
 
-    def made_within(*arguments: Any) -> Elements:
-        run = make(*arguments)
+    def check_depth(run: Elements, _: Allocate) -> Elements:
         values = run.values
         if type(values) is not list or tree.are_flat(values):
             return run
@@ -587,7 +593,7 @@ def within_depth(make: Callable[..., Elements], where: str) -> Callable[..., Ele
         )
         return _cut(run, values[:row], annotated(error, f"{where}, at {describe_origin(run.origins, row)}"))
 
-    return made_within
+    return check_depth
 
 
 def _cut(run: Elements, values: list[Any], error: BaseException) -> Elements:
