@@ -186,8 +186,8 @@ def test_the_first_pages_have_no_figure_beside_the_table(document: str) -> None:
 @pytest.mark.parametrize(
     ("document", "sentence", "value", "expected"),
     [
-        ("how-it-works", "waited for 30 s, the log says so", waiting.STALL_WARNING_SECONDS, 30),
-        ("how-it-works", "exit after a minute without work", warm_pools.IDLE_SECONDS, 60),
+        ("guarantees", "waited for 30 s, the log says so", waiting.STALL_WARNING_SECONDS, 30),
+        ("guarantees", "exit after a minute without work", warm_pools.IDLE_SECONDS, 60),
         ("coming-from-pytorch", "`stall_timeout`, 600 s by default", default_of("stall_timeout"), 600),
         ("tuning", "up to 16 threads read ahead", millstream.ReadOptions().num_threads, 16),
         ("tuning", "at most 500 records", millstream.ReadOptions().prefetch_buffer_size, 500),

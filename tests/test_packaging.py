@@ -88,10 +88,10 @@ def test_workflows_run_what_exists_by_pinned_actions_with_few_rights(workflow: P
 
 
 def test_the_table_of_what_is_supported_has_the_versions_of_the_metadata() -> None:
-    """The page on stability names the Python versions of the classifiers."""
+    """The page of guarantees names the Python versions of the classifiers."""
     classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
     versions = [entry.rpartition(" ")[2] for entry in classifiers if re.search(r"Python :: 3\.", entry)]
-    assert f"| Python | {', '.join(versions)} |" in (ROOT / "docs/stability.md").read_text()
+    assert f"| Python | {', '.join(versions)} |" in (ROOT / "docs/guarantees.md").read_text()
 
 
 def test_a_link_is_missing_only_if_its_server_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
