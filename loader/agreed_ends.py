@@ -60,9 +60,9 @@ class AgreedEnds:
 
     def begin(self, batch: Any, error: Exception | None) -> None:
         """Compares this host's stream and the structure of its batches with those of the others, once."""
-        own = "" if batch is None else json.dumps(_structure_of(batch), sort_keys=True)
+        structure = "" if batch is None else json.dumps(_structure_of(batch), sort_keys=True)
         failure = "" if error is None else type(error).__name__
-        texts = {"identity": {**self._describe(), "error": failure}, "structure": {"batch": own}}
+        texts = {"identity": {**self._describe(), "error": failure}, "structure": {"batch": structure}}
         hosts = gathered_texts(self._placement.sharding, texts) if self._placement.is_global else None
         found = {0: texts} if hosts is None else hosts
         if text := difference_of(found, "identity"):

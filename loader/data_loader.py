@@ -192,8 +192,8 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
     ) -> None:
         tolerance = Tolerance.of(on_error, max_errors)
         self._origin = Origin({"source": data_source}, sampler, check_operations(operations))
-        own: Any = snapshot_of([sampler, *self._origin.operations])
-        pipeline = Pipeline.of(data_source, own[0], own[1:], shard_options, tolerance)
+        copies: Any = snapshot_of([sampler, *self._origin.operations])
+        pipeline = Pipeline.of(data_source, copies[0], copies[1:], shard_options, tolerance)
         fixed, self._check_source = fixed_source(data_source)
         self._pipeline = dataclasses.replace(pipeline, source=fixed)
         if read_options is not None:
@@ -386,8 +386,8 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the arguments and the description of the stream. Processes, threads and iterators are not pickled."""
-        own = {"_execution", "_passes", "_plan", "_profiler"}
-        return {name: value for name, value in vars(self).items() if name not in own}
+        unpickled = {"_execution", "_passes", "_plan", "_profiler"}
+        return {name: value for name, value in vars(self).items() if name not in unpickled}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -450,7 +450,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             profiler=self._profiler,
             instrument=self._instrument(self._pipeline),
             ray_workers=self._ray_workers,
-            front=DEBUGGED if self._is_debugging else ACTORS if self._ray_workers is not None else LOADER,
+            frontend=DEBUGGED if self._is_debugging else ACTORS if self._ray_workers is not None else LOADER,
         )
         self._plan = self._execution.plan
 

@@ -102,7 +102,9 @@ class DebugChecks:
         if first.error is not None or (before := _copied(first)) is None:
             result = function(given, *others)
             return result
-        rest = function(Elements(given.values[1:], given.origins.take(slice(1, None)), given.error, given.at), *others)
+        remainder = function(
+            Elements(given.values[1:], given.origins.take(slice(1, None)), given.error, given.at), *others
+        )
         pairs = zip(before.values, first.values, strict=True)
         if any(difference(one, other) is not None for one, other in pairs):
             self._warn(
@@ -111,7 +113,7 @@ class DebugChecks:
                 f"{_subject(label)} returns an element, and changes it when it is called for the next one: elements of "
                 "a batch would be equal, and others depend on the number of threads. Return a new element each time.",
             )
-        return Elements.concatenate([first, rest])
+        return Elements.concatenate([first, remainder])
 
     def _check_purity(self, label: str, first: Elements, second: Elements) -> None:
         values, others = list(first.values), list(second.values)
@@ -179,7 +181,7 @@ class DebugChecks:
             return
         here = FirstResults(self._pipeline)[0]
         try:
-            there = _in_worker(self._pipeline)
+            in_worker = _in_worker(self._pipeline)
         except TypeError:
             # The pipeline cannot be pickled, which is an error if there are workers.
             return
@@ -187,7 +189,7 @@ class DebugChecks:
             self._warn("", "worker", f"A worker process cannot compute the first batch: {error}")
             return
         for label in (READ, *self._labels):
-            text = _results_difference(here.get(label), there.get(label))
+            text = _results_difference(here.get(label), in_worker.get(label))
             if text is None:
                 continue
             # What differs here, too, is not pure, which another check finds.
@@ -264,20 +266,22 @@ def _in_worker(pipeline: Pipeline) -> Mapping[str, Results]:
     return found
 
 
-def _results_difference(here: Results | None, there: Results | None) -> str | None:
+def _results_difference(here: Results | None, in_worker: Results | None) -> str | None:
     """Returns the first difference of a worker's results of a stage; None if they are those of this process."""
-    if here is None or there is None:
+    if here is None or in_worker is None:
         return None
     # The process that is slower may have computed fewer elements beyond the first output.
-    for row, (one, other) in enumerate(zip(here.values, there.values, strict=False)):
-        keys = [results.record_keys[row] for results in (here, there) if row < len(results.record_keys)]
+    for row, (one, other) in enumerate(zip(here.values, in_worker.values, strict=False)):
+        keys = [results.record_keys[row] for results in (here, in_worker) if row < len(results.record_keys)]
         if len(set(keys)) > 1:
             return f"returns the element of record key {keys[1]} instead of {keys[0]}"
         if one != other and (text := difference(pickle.loads(one), pickle.loads(other))) is not None:  # noqa: S301
             return f"returns {text}{f', at record key {keys[0]}' if keys else ''}"
-    if here.errors != there.errors:
-        return f"raises {there.errors[0]}" if there.errors else f"does not raise {here.errors[0]}, as it does here"
-    return "returns another number of elements" if bool(here.values) != bool(there.values) else None
+    if here.errors != in_worker.errors:
+        return (
+            f"raises {in_worker.errors[0]}" if in_worker.errors else f"does not raise {here.errors[0]}, as it does here"
+        )
+    return "returns another number of elements" if bool(here.values) != bool(in_worker.values) else None
 
 
 def difference(one: Any, other: Any, depth: int = DEPTH) -> str | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from millstream.configuration import config
 from millstream.core.warn import log_warning
-from millstream.loader.measuring import LOADER, Front, Profiler
+from millstream.loader.measuring import LOADER, Frontend, Profiler
 from millstream.loader.pipeline.calls import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
@@ -41,7 +41,7 @@ class Execution:
         feed: the source of the elements of stage 0; None if records are read.
         instrument: wraps each function that does part of the work, given its name; None for the profiler's.
         ray_workers: the actors to use instead of processes, if any.
-        front: the API with which the pipeline was built, for advice.
+        frontend: the API with which the pipeline was built, for advice.
         shared_workers: the workers that this pipeline shares with others, which it draws from or which draw from it.
         name: the name of this pipeline among those of the shared workers.
         threads: the threads of this process if they are shared with other pipelines; None for its own.
@@ -63,7 +63,7 @@ class Execution:
         profiler: Profiler | None = None,
         instrument: Instrument | None = None,
         ray_workers: "RayWorkers | None" = None,
-        front: Front = LOADER,
+        frontend: Frontend = LOADER,
         shared_workers: "SharedWorkers | None" = None,
         name: Hashable = None,
         threads: "SharedThreads | None" = None,
@@ -76,7 +76,7 @@ class Execution:
             pipeline = dataclasses.replace(pipeline, worker_init_fn=workers.worker_init_fn)
         self.pipeline = pipeline
         self._ray_workers = ray_workers
-        self._front = front
+        self._frontend = frontend
         self.workers = workers
         self.reading = reading
         self.stall_timeout = workers.stall_timeout
@@ -106,7 +106,7 @@ class Execution:
             # Workers are to compute the bytes that this process would.
             self._launch_context = launch_context(limits_threads=False)
         self.insight = Insight(
-            self.plan, self.profiler, workers, reading, front=front, num_cores=cores, choice=self.choice
+            self.plan, self.profiler, workers, reading, frontend=frontend, num_cores=cores, choice=self.choice
         )
 
     @property
@@ -127,7 +127,7 @@ class Execution:
             profiler=self.profiler,
             instrument=instrument,
             ray_workers=self._ray_workers,
-            front=self._front,
+            frontend=self._frontend,
             parent=self,
         )
         epoch.plan.errors = self.plan.errors

@@ -318,7 +318,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         """
         self._check_open()
         self._check_can_resume()
-        self.resume(LoaderState.decode(state, self._stream), allow, strict=strict)
+        self.resume(LoaderState.decode(state), allow, strict=strict)
 
     def set_states(self, states: Iterable[bytes], *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position of the states that all shards saved together.
@@ -479,7 +479,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
             self._start, self._outputs, self._values, self._row, self._stop = start, outputs, values, first, stop
             self._is_sound = True
             if self._profiler.output_bytes is None and first < stop:
-                self._profiler.came(values[first])
+                self._profiler.record_first_size(values[first])
         except BaseException as error:
             # The executor may be in any state: the next call creates another one at the same position.
             self._end()

@@ -254,8 +254,8 @@ def _of_global_batch(pipeline: Pipeline, global_batch: int, shard: ShardOptions)
     """Returns a 1:1 pipeline with another global batch: the size of its last Batch is another one."""
     numbers = [number for number, operation in enumerate(pipeline.operations) if isinstance(operation, Batch)]
     sizes = [operation.batch_size for operation in pipeline.operations if isinstance(operation, Batch)]
-    size, rest = divmod(global_batch, shard.shard_count * math.prod(sizes[:-1]))
-    if not numbers or rest:
+    size, remainder = divmod(global_batch, shard.shard_count * math.prod(sizes[:-1]))
+    if not numbers or remainder:
         raise ValueError(
             f"Steps of the run had a global batch of {global_batch}, and the operations of this loader batch "
             f"{math.prod(sizes)} elements. Ask a loader that has the operations of that time."
@@ -284,19 +284,19 @@ def _occurrences_in_chain(pipeline: Pipeline, chain: ChainOrigins, keys: NDArray
     table[0] = ends
     last = int(keys_in_epochs(pipeline, Origins(table)).max(initial=-1)) // num_elements
     rows, elements = chain.occurrences(keys, (last + 1) * num_elements)
-    own, positions = order.occurrences(elements % num_elements, stop)  # type: ignore[union-attr]  # which has it
-    table = np.zeros((5, len(own)), np.int64)
-    table[0], table[1] = positions, elements[own] % num_elements
+    element_rows, positions = order.occurrences(elements % num_elements, stop)  # type: ignore[union-attr]  # which has it
+    table = np.zeros((5, len(element_rows)), np.int64)
+    table[0], table[1] = positions, elements[element_rows] % num_elements
     # The order has each element in each epoch, and the record is at that element in one.
-    is_record = keys_in_epochs(pipeline, Origins(table)) == elements[own]
-    return Occurrences(rows[own][is_record], positions[is_record])
+    is_record = keys_in_epochs(pipeline, Origins(table)) == elements[element_rows]
+    return Occurrences(rows[element_rows][is_record], positions[is_record])
 
 
 def _check_one_to_one(plan: Plan, call: str) -> None:
     if not plan.one_to_one:
         raise TypeError(
-            f"{call} needs a 1:1 pipeline: the batches after {plan.deciding}, depend on the elements. Keep the keys "
-            "with the elements (meta_features of a packer), or filter in advance (millstream.surviving_keys)."
+            f"{call} needs a 1:1 pipeline: the batches after {plan.first_dynamic_label}, depend on the elements. Keep "
+            "the keys with the elements (meta_features of a packer), or filter in advance (millstream.surviving_keys)."
         )
 
 
@@ -372,9 +372,9 @@ class Composition:
             compositions: those of the parts, in order, with the same components.
         """
         counts = {name: [each.components[name] for each in compositions] for name in compositions[0].components}
-        documents = {name: sum(count.documents for count in own) for name, own in counts.items()}
-        has_tokens = all(count.tokens is not None for own in counts.values() for count in own)
-        tokens = {name: sum(count.tokens or 0 for count in own) for name, own in counts.items()}
+        documents = {name: sum(count.documents for count in parts) for name, parts in counts.items()}
+        has_tokens = all(count.tokens is not None for parts in counts.values() for count in parts)
+        tokens = {name: sum(count.tokens or 0 for count in parts) for name, parts in counts.items()}
         shared = tokens if has_tokens else documents
         total = max(1, sum(shared.values()))
         return cls(
@@ -384,10 +384,10 @@ class Composition:
                 name: ComponentCount(
                     documents[name],
                     tokens[name] if has_tokens else None,
-                    None if None in (epochs := [count.epochs for count in own]) else sum(filter(None, epochs)),
+                    None if None in (epochs := [count.epochs for count in parts]) else sum(filter(None, epochs)),
                     shared[name] / total,
                 )
-                for name, own in counts.items()
+                for name, parts in counts.items()
             },
         )
 
@@ -445,15 +445,15 @@ def composition_of(plan: Plan, start: int, stop: int | None, lengths: Any) -> Co
         start, stop = min(start, num_steps), min(stop, num_steps)
     last = stop * size if limit is None else min(stop * size, limit)
     first = min(start * size, last)
-    whole = max(first, last // size * size)
-    rest = np.arange(whole, last)
-    rest = rest[plan.shards[0].are_delivered(rest)]
+    tail_start = max(first, last // size * size)
+    tail = np.arange(tail_start, last)
+    tail = tail[plan.shards[0].are_delivered(tail)]
     names, sizes = _components(order, source)
-    rows = _rows_of_components(order, len(names), first, whole, rest)
+    rows = _rows_of_components(order, len(names), first, tail_start, tail)
     known = _checked_lengths(lengths, len(source), packed=is_packed(order))
     tokens = None
     if rows is None or is_packed(order) or known is not None:
-        documents, tokens = _counted(order, sizes, _chunks(first, whole, rest), known)
+        documents, tokens = _counted(order, sizes, _chunks(first, tail_start, tail), known)
     else:
         documents = rows
     epochs = [
@@ -477,24 +477,24 @@ def _components(order: Any, source: Any) -> tuple[tuple[Any, ...], Sequence[int]
 
 
 def _rows_of_components(
-    order: Any, count: int, first: int, whole: int, rest: NDArray[np.int64]
+    order: Any, count: int, first: int, tail_start: int, tail: NDArray[np.int64]
 ) -> NDArray[np.int64] | None:
     """Returns the number of positions of each component; None if the order does not know its components."""
     if is_mixed(order):
-        before, after = (np.array(order.drawn_before(position), dtype=np.int64) for position in (first, whole))
-        return after - before + np.bincount(order.locate(rest)[0], minlength=count)
+        before, after = (np.array(order.drawn_before(position), dtype=np.int64) for position in (first, tail_start))
+        return after - before + np.bincount(order.locate(tail)[0], minlength=count)
     if count > 1:
         return None
     if has_varying_batches(order):
-        return np.array([sum(int(order.are_used(chunk).sum()) for chunk in _chunks(first, whole, rest))])
-    return np.array([whole - first + len(rest)], dtype=np.int64)
+        return np.array([sum(int(order.are_used(chunk).sum()) for chunk in _chunks(first, tail_start, tail))])
+    return np.array([tail_start - first + len(tail)], dtype=np.int64)
 
 
-def _chunks(first: int, whole: int, rest: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    for start in range(first, whole, _POSITIONS_PER_CHUNK):
-        yield np.arange(start, min(start + _POSITIONS_PER_CHUNK, whole))
-    if len(rest):
-        yield rest
+def _chunks(first: int, tail_start: int, tail: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    for start in range(first, tail_start, _POSITIONS_PER_CHUNK):
+        yield np.arange(start, min(start + _POSITIONS_PER_CHUNK, tail_start))
+    if len(tail):
+        yield tail
 
 
 def _counted(

@@ -27,7 +27,7 @@ from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.plan import KEYS, READ
 
 
-class Front(NamedTuple):
+class Frontend(NamedTuple):
     """The API with which a pipeline was built.
 
     Attributes:
@@ -50,18 +50,18 @@ class Front(NamedTuple):
     is_debugging: bool = False
 
 
-LOADER = Front()
+LOADER = Frontend()
 """A `DataLoader`, or the result of `load`."""
 
-ACTORS = Front(worker="Ray actor", workers="workers=RayWorkers(num_workers={})", is_on_cluster=True)
+ACTORS = Frontend(worker="Ray actor", workers="workers=RayWorkers(num_workers={})", is_on_cluster=True)
 """A `DataLoader` with Ray actors."""
 
-DEBUGGED = Front(is_debugging=True)
+DEBUGGED = Frontend(is_debugging=True)
 """A `DataLoader` with `debug=True`."""
 
 _MORE_READY = "MultiprocessingOptions({workers}, per_worker_buffer_size={buffer})"
 
-CHAIN = Front(workers=".mp_prefetch({})", buffers=f".mp_prefetch({_MORE_READY})", reading=".to_iter_dataset({})")
+CHAIN = Frontend(workers=".mp_prefetch({})", buffers=f".mp_prefetch({_MORE_READY})", reading=".to_iter_dataset({})")
 """A chain that begins with a `MapDataset`."""
 
 MIXED_CHAIN = CHAIN._replace(reading=".prefetch({})")
@@ -70,7 +70,7 @@ MIXED_CHAIN = CHAIN._replace(reading=".prefetch({})")
 FED_CHAIN = CHAIN._replace(is_fed=True)
 """A chain after a stream. What reads is below the stream, in threads of its own."""
 
-ELASTIC = Front(
+ELASTIC = Frontend(
     workers="multiprocessing_options=MultiprocessingOptions({})", buffers=f"multiprocessing_options={_MORE_READY}"
 )
 """An `ElasticIterator`."""
@@ -422,7 +422,7 @@ class Profiler:
         self.outputs += outputs
         self.records += records
 
-    def came(self, output: Any) -> None:
+    def record_first_size(self, output: Any) -> None:
         if self.output_bytes is None:
             self.output_bytes = num_bytes([output])
 

@@ -376,9 +376,9 @@ def _stacks_of_threads() -> str:
     The format is that of `faulthandler`: a head per thread, then its frames, the most recent call first.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    main, own = threading.main_thread().ident, threading.get_ident()
+    main, current = threading.main_thread().ident, threading.get_ident()
     frames = sys._current_frames()  # noqa: SLF001  (documented, for tools like this)
-    order = sorted((ident for ident in frames if ident != own), key=lambda ident: (ident != main, ident))
+    order = sorted((ident for ident in frames if ident != current), key=lambda ident: (ident != main, ident))
     return "\n\n".join(
         "\n".join([f"Thread {names.get(ident, hex(ident))} (most recent call first):", *_lines_of(frames[ident])])
         for ident in order
@@ -430,8 +430,8 @@ def served_processes() -> list[int]:
                     continue
                 # A process that is stopped may not accept a connection. The others are listed anyway.
                 with contextlib.suppress(OSError):
-                    if (there := connected(descriptor, name)) is not None:
-                        there.close()
+                    if (connection := connected(descriptor, name)) is not None:
+                        connection.close()
                         found.add(int(number))
     return sorted(found)
 

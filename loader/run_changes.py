@@ -129,9 +129,9 @@ class RunningIterator(Measured, Exclusive):
         if not self._plan.one_to_one:
             self._seek_by_counting(batch, run)
             return
-        left = self._plan.shards[0].block_limit - batch
-        if left < 0:
-            raise IndexError(f"count must be at most {left + count}, the number of batches left, got {count}.")
+        num_left = self._plan.shards[0].block_limit - batch
+        if num_left < 0:
+            raise IndexError(f"count must be at most {num_left + count}, the number of batches left, got {count}.")
         self._move((Cursor(batch, (0,)),), batch, run)
 
     def reweight(self, weights: Weights) -> None:
@@ -164,7 +164,7 @@ class RunningIterator(Measured, Exclusive):
         if not self._plan.one_to_one:
             raise ValueError(
                 f"reweight needs a 1:1 pipeline, in which the next batch has a position. The batches after "
-                f"{self._plan.deciding}, depend on the elements: build a loader with sampler.reweighted."
+                f"{self._plan.first_dynamic_label}, depend on the elements: build a loader with sampler.reweighted."
             )
         if pipeline.epoch is not None:
             raise ValueError(
@@ -180,7 +180,7 @@ class RunningIterator(Measured, Exclusive):
             return
         kept = tuple(change for change in self._run.changes if change[0] < position)
         # The same weights as before begin no new period, and drop later ones.
-        now = next(own for start, own in reversed(changed.changes) if start <= position)
+        now = next(weights_set for start, weights_set in reversed(changed.changes) if start <= position)
         self._change((*kept, (position, now)))
 
     def _change(self, changes: tuple[tuple[int, Any], ...]) -> None:

@@ -23,7 +23,7 @@ from millstream.configuration import config
 from millstream.core.checks import as_integer
 from millstream.loader import reporting
 from millstream.loader.checkpoints.state import epoch_of
-from millstream.loader.measuring import CONSUMER, LOADER, NEXT, Front, Profiler
+from millstream.loader.measuring import CONSUMER, LOADER, NEXT, Frontend, Profiler
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -66,7 +66,7 @@ class Insight:
         workers: MultiprocessingOptions,
         reading: ReadOptions,
         *,
-        front: Front = LOADER,
+        frontend: Frontend = LOADER,
         num_cores: int | None = None,
         choice: "WorkerChoice | None" = None,
     ) -> None:
@@ -74,7 +74,7 @@ class Insight:
         self.profiler = profiler
         self._workers = workers
         self._reading = reading
-        self._front = front
+        self._frontend = frontend
         self.num_cores = num_cores
         self._choice = choice
         self._structures: Mapping[str, tuple[str, ...]] = {}
@@ -89,18 +89,18 @@ class Insight:
 
     def snapshot(self) -> "LoaderSnapshot":
         """Returns the measurements so far, with those of the iterators below."""
-        own, below = self._own_snapshot(), self._below()
+        outermost, below = self._own_snapshot(), self._below()
         if not below:
-            return own
+            return outermost
         _, first = below[0]
-        return dataclasses.replace(reporting.snapshot.joined(own, below), source=first.source, order=first.order)
+        return dataclasses.replace(reporting.snapshot.joined(outermost, below), source=first.source, order=first.order)
 
     def _own_snapshot(self) -> "LoaderSnapshot":
         choice = self._choice
         workers = self._workers if choice is None else self._workers.of_number(choice.num_workers)
         if (description := self._descriptions.get(workers.num_workers)) is None:
             description = reporting.snapshot.description_of(
-                self._plan, workers, self._reading, self._front, self.num_cores
+                self._plan, workers, self._reading, self._frontend, self.num_cores
             )
             self._descriptions[workers.num_workers] = description
         measured, seconds = self._measured()
@@ -140,14 +140,14 @@ class Insight:
         """Returns the current status of the iterators, for monitoring. Any thread may call it."""
         from millstream.loader.scheduling.status import PipelineStatus  # noqa: PLC0415  (lazy: only monitoring needs it)
 
-        own = self.living_iterators()
-        waits = [seconds for iterator in own if (seconds := iterator.waits_for()) is not None]
+        iterators = self.living_iterators()
+        waits = [seconds for iterator in iterators if (seconds := iterator.waits_for()) is not None]
         below = [iterator for insight in self.everything_below() for iterator in insight.living_iterators()]
-        loads = [load for iterator in (*own, *below) if (load := iterator.executor_status()) is not None]
+        loads = [load for iterator in (*iterators, *below) if (load := iterator.executor_status()) is not None]
         return PipelineStatus(
-            lifecycle=own[-1].lifecycle if own else "idle",
+            lifecycle=iterators[-1].lifecycle if iterators else "idle",
             waits_for=max(waits, default=None),
-            at_hand=sum(iterator.num_at_hand() for iterator in own),
+            at_hand=sum(iterator.num_at_hand() for iterator in iterators),
             loads=tuple(loads),
         )
 
@@ -171,7 +171,7 @@ class Insight:
         insight = self
         if pipeline is not None:
             profiler = Profiler(pipeline.labels)
-            insight = Insight(Plan(pipeline), profiler, self._workers, self._reading, front=self._front)
+            insight = Insight(Plan(pipeline), profiler, self._workers, self._reading, frontend=self._frontend)
         found, stages = reporting.preview.traced(insight._plan.pipeline), insight.snapshot().stages
         insight._structures = {stage.label: found[stage.label] for stage in stages if stage.label in found}
         return reporting.preview.Trace(insight._structures, insight.snapshot())
@@ -274,7 +274,7 @@ class Insight:
         return [failure for iterator in self.living_iterators() for failure in iterator.undelivered_errors()]
 
     def _check_random_access(self, verb: str) -> None:
-        if self._front.is_fed:
+        if self._frontend.is_fed:
             raise NotImplementedError(
                 f"Cannot {verb} operations after a stream that is read in order. Do so with the datasets that it draws "
                 "from."

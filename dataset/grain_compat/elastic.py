@@ -108,7 +108,7 @@ class ElasticIterator(EngineIterator):
         operations = (*checked_maps(maps), Batch(local, drop_remainder=True))
         shard = ShardOptions(shard_options.shard_index, shard_options.shard_count, drop_remainder=True)
         pipeline = Pipeline(source, order, order, operations, shard)
-        self._execution = Execution(pipeline, workers, reading, front=ELASTIC)
+        self._execution = Execution(pipeline, workers, reading, frontend=ELASTIC)
         self._inner = DataLoaderIterator.of(self._execution)
 
     def __len__(self) -> int:

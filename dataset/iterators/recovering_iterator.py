@@ -122,7 +122,7 @@ class RecoveringIterator(Measured, Exclusive, SavingIterator[T_co]):
             self._prepare()
             element = self._draw_one()
             if not self._num_since:
-                self.profiler.came(element)
+                self.profiler.record_first_size(element)
             self._step, self._num_since, self._is_torn = self._step + 1, self._num_since + 1, False
         except StopIteration:
             # No parent was drawn from beyond its end.
@@ -332,10 +332,10 @@ class JoinInsight(Insight):
         if (leader := join.leader) is None:
             order = InOrder(None, None)
             plan = Plan(Pipeline([], order, order, (), NoSharding()))
-            super().__init__(plan, join.profiler, MultiprocessingOptions(), ReadOptions(0, 0), front=FED_CHAIN)
+            super().__init__(plan, join.profiler, MultiprocessingOptions(), ReadOptions(0, 0), frontend=FED_CHAIN)
         else:
             led = leader.insight
-            super().__init__(led._plan, join.profiler, led._workers, led._reading, front=FED_CHAIN)  # noqa: SLF001
+            super().__init__(led._plan, join.profiler, led._workers, led._reading, frontend=FED_CHAIN)  # noqa: SLF001
             self.iterators[id(leader)] = leader
         self.iterators[id(join)] = join
         # The join has a reference to this object.

@@ -24,7 +24,7 @@ from millstream.dataset.step import folded
 from millstream.loader.checkpoints.fingerprint import Fingerprint, Origin, snapshot_of
 from millstream.loader.checkpoints.state import fingerprint_of_pipeline
 from millstream.loader.execution import Execution
-from millstream.loader.measuring import Front
+from millstream.loader.measuring import Frontend
 from millstream.loader.pipeline.pipeline import UNLIMITED, FilterLimits, Pipeline, Tolerance
 from millstream.loader.pipeline.shards import first_dynamic
 from millstream.loader.scheduling.feed import Feed
@@ -304,7 +304,7 @@ class Running:
     num_local: int = 0
     local_reading: ReadOptions | None = None
 
-    def execution(self, stage: str, pipeline: Pipeline, front: Front, feed: Feed | None = None) -> Execution:
+    def execution(self, stage: str, pipeline: Pipeline, frontend: Frontend, feed: Feed | None = None) -> Execution:
         """Returns the execution of a pipeline, which is the same each time for one stage of a dataset."""
         name, reading, num_local = (self.name, stage), self.reading, self.num_local
         if self.shared.shared_workers is not None and not self.workers.num_workers:
@@ -321,7 +321,7 @@ class Running:
             self.workers,
             reading,
             feed,
-            front=front,
+            frontend=frontend,
             shared_workers=self.shared.shared_workers,
             name=name,
             threads=self.shared.threads,

@@ -152,14 +152,14 @@ class ResumableIterator(Checkpointable, Exclusive, Closing):
     def _repr_html_(self) -> str:
         from millstream.core import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
 
-        own: Any = self
+        iterator: Any = self
         facts = []
         with contextlib.suppress(TypeError):  # A stream may have no step.
-            facts.append(f"step {own.step:,}")
-        if own.epoch is not None:
-            facts.append(f"epoch {own.epoch}")
+            facts.append(f"step {iterator.step:,}")
+        if iterator.epoch is not None:
+            facts.append(f"epoch {iterator.epoch}")
         with contextlib.suppress(TypeError):  # The number is unknown.
-            facts.append(f"batches left {len(own):,}")
+            facts.append(f"batches left {len(iterator):,}")
         return html_fragments.figure(
             html_fragments.card("iterator", repr(self), html_fragments.soft(" · ".join(facts)))
         )
@@ -208,36 +208,36 @@ def read_states(folder: Any) -> list[bytes]:
 
     Equal states, of processes that all read everything, are returned once.
     """
-    own = _name(*jax_process())
-    raw = _read_all(folder, own)
+    expected = _name(*jax_process())
+    raw = _read_all(folder, expected)
     for name, text in raw.items():
         try:
             LoaderState.decode(text)
         except CheckpointError as error:
             error.add_note(f"millstream: in {folder / name}.")
             raise
-    return [raw[own]] if own in raw else list(dict.fromkeys(raw.values()))
+    return [raw[expected]] if expected in raw else list(dict.fromkeys(raw.values()))
 
 
 def _read_own_state(folder: Any) -> Any:
-    own = _name(*jax_process())
-    raw = _read_all(folder, own)
-    if own not in raw:
+    expected = _name(*jax_process())
+    raw = _read_all(folder, expected)
+    if expected not in raw:
         raise CheckpointError(
-            f"{folder} holds no {own}, but {', '.join(sorted(raw))}. Restore the position of a dataset's iterator "
+            f"{folder} holds no {expected}, but {', '.join(sorted(raw))}. Restore the position of a dataset's iterator "
             "with the number of processes that saved it."
         )
     try:
-        return json.loads(raw[own])
+        return json.loads(raw[expected])
     except ValueError as error:
-        raise CheckpointError(f"{folder / own} is not valid JSON: {error}.") from error
+        raise CheckpointError(f"{folder / expected} is not valid JSON: {error}.") from error
 
 
 def _name(index: int, count: int) -> str:
     return f"process_{index}-of-{count}.json"
 
 
-def _read_all(folder: Any, own: str) -> dict[str, bytes]:
+def _read_all(folder: Any, expected: str) -> dict[str, bytes]:
     """Returns the content of every state in the folder, by file name. Raises an error if one is missing."""
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (lazy: only restoring needs it)
 
@@ -245,11 +245,11 @@ def _read_all(folder: Any, own: str) -> dict[str, bytes]:
         names = [path.name for path in folder.glob("process_*-of-*.json") if _NAME.fullmatch(path.name)]
         if not names:
             raise CheckpointError(
-                f"{folder} holds no loader state: neither {own} nor another process_*-of-*.json. Pass the folder of "
-                "the item."
+                f"{folder} holds no loader state: neither {expected} nor another process_*-of-*.json. Pass the folder "
+                "of the item."
             )
         # If every host saves to its own disk, a process finds only its own state.
-        if names != [own]:
+        if names != [expected]:
             _check_complete(folder, names)
         with ThreadPoolExecutor(READS_AT_ONCE, "millstream-states") as readers:
             contents = readers.map(lambda name: (folder / name).read_bytes(), names)

@@ -60,9 +60,8 @@ def resumption(
     """
     check_allow(allow)
     reached = max(cursor.position for cursor in saved.cursors)
-    if saved.stream is not here.stream:  # Otherwise there is nothing to compare.
-        saved = saved._replace(stream=_without_absent(saved.stream.before(reached), here.stream, reached))
-        here = here._replace(stream=here.stream.before(reached))
+    saved = saved._replace(stream=_without_absent(saved.stream.before(reached), here.stream, reached))
+    here = here._replace(stream=here.stream.before(reached))
     changes = [change for change in _content_changes(saved.stream, here.stream) if not _is_allowed(change.path, allow)]
     differences = [*_differences(saved, here), *(changes if strict else [])]
     refused = [difference for difference in differences if not _is_allowed(difference.path, allow)]
@@ -89,8 +88,8 @@ def _without_absent(saved: Stream, here: Stream, reached: int) -> Stream:
 
 
 def _is_of_component(path: str, beginning: str) -> bool:
-    rest = path.removeprefix(beginning)
-    return rest != path and (not rest or rest[0] in ".[(" or rest.startswith("_from_"))
+    suffix = path.removeprefix(beginning)
+    return suffix != path and (not suffix or suffix[0] in ".[(" or suffix.startswith("_from_"))
 
 
 def warn_of_changes(changes: Collection[str]) -> None:
@@ -144,10 +143,10 @@ def _differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]
     """Yields every difference that keeps `here` from resuming from `saved`, except those in content."""
     then, now = saved.stream, here.stream
     if then is not now:
-        identity, own = then.fingerprint.identity, now.fingerprint.identity
+        identity, identity_here = then.fingerprint.identity, now.fingerprint.identity
         for path in _different_paths(then, now):
-            reason = _advice_on(path, identity.get(path), own.get(path), now)
-            yield from _unequal(path, path, identity.get(path), own.get(path), reason)
+            reason = _advice_on(path, identity.get(path), identity_here.get(path), now)
+            yield from _unequal(path, path, identity.get(path), identity_here.get(path), reason)
         if min(then.logical_shards, now.logical_shards) > 1:  # A single shard has no remainder to drop.
             yield from _unequal("sampler", "shard_options.drop_remainder", then.drop_remainder, now.drop_remainder)
         if then.one_to_one and now.one_to_one:
@@ -155,7 +154,7 @@ def _differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]
         else:
             yield from _shard_differences(then, now)
             # With nothing to skip, any pipeline can begin at the saved position: that is the user's choice.
-            has_other_errors = identity.get("on_error") != own.get("on_error")
+            has_other_errors = identity.get("on_error") != identity_here.get("on_error")
             allowed_by = ("on_error" if has_other_errors else "operations") if then.one_to_one else None
             yield from _unequal(allowed_by, "one_to_one", then.one_to_one, now.one_to_one)
     if not then.one_to_one:
@@ -230,7 +229,7 @@ def _position_differences(saved: LoaderState, here: LoaderState) -> Iterator[_Di
     length, size = here.stream.length, here.stream.global_batch
     last = max(cursor.position for cursor in saved.cursors)
     unaligned = next((cursor.position for cursor in saved.cursors if cursor.position % size), last)
-    step, rest = divmod(unaligned, size)
+    step, remainder = divmod(unaligned, size)
     if length is not None and last > length:
         yield _Difference(
             None,
@@ -247,11 +246,11 @@ def _position_differences(saved: LoaderState, here: LoaderState) -> Iterator[_Di
             f"sampler has {'no end' if length is None else f'{length} positions'}, and that batch is complete. To get "
             f"it completely, which repeats its records, {advice}",
         )
-    elif rest and unaligned != length:
+    elif remainder and unaligned != length:
         yield _Difference(
             None,
             f"position: saved {unaligned}, which is not a multiple of the global_batch {size} here. The nearest "
-            f"multiples are {unaligned - rest}: seek({step}), and {unaligned - rest + size}: seek({step + 1})",
+            f"multiples are {step * size}: seek({step}), and {(step + 1) * size}: seek({step + 1})",
         )
 
 

@@ -276,19 +276,19 @@ def text_of(value: object) -> str:
 def identity_of(value: object) -> str:
     found = Description()
     found.add("", value)
-    first, *others = [found.identity.pop("", ""), *(f"{path[1:]}: {text}" for path, text in found.identity.items())]
-    return f"{first}({', '.join(others)})" if others else first
+    first, *parts = [found.identity.pop("", ""), *(f"{path[1:]}: {text}" for path, text in found.identity.items())]
+    return f"{first}({', '.join(parts)})" if parts else first
 
 
 def printable(text: str) -> str:
     return re.sub("[^ -~]", lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def own_fingerprint(value: object) -> str | None:
-    own = None if isinstance(value, type) else getattr(value, "fingerprint", None)
-    if not callable(own):
+def declared_fingerprint(value: object) -> str | None:
+    method = None if isinstance(value, type) else getattr(value, "fingerprint", None)
+    if not callable(method):
         return None
-    text = own()
+    text = method()
     if not isinstance(text, str):
         raise TypeError(f"{type(value).__name__}.fingerprint() must return a str, got {type(text).__name__}.")
     return printable(text)
@@ -333,8 +333,8 @@ class _Writer:
         is_array = all(hasattr(kind, name) for name in ("__array__", "dtype", "shape"))
         if is_array or issubclass(kind, _SERIES):
             return self._array(value) if is_array else self._series(value)
-        if (own := own_fingerprint(value)) is not None:
-            return f"{written_name(kind)}({own})"
+        if (declared := declared_fingerprint(value)) is not None:
+            return f"{written_name(kind)}({declared})"
         if issubclass(kind, list | tuple | dict | set | frozenset):
             texts = self._ordered(value) if issubclass(kind, list | tuple) else self._unordered(value)
             opening, closing = _BRACKETS.get(kind, (f"{_head(value)}[", "]"))

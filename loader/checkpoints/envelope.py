@@ -124,8 +124,10 @@ def sealed_bytes(step: int, position: str, ending: bytes, run: str = "") -> byte
     `position` is JSON of numbers, which needs no escapes, and `run` canonical JSON, or "" without a history.
     """
     # Sorted by key.
-    own = f',"{_RUN}":{run}' if run else ""
-    text = f'{{"format":"{FORMAT}","kind":"{LOADER}","position":"{position}"{own},"states":[],"step":{step}'.encode()
+    run_field = f',"{_RUN}":{run}' if run else ""
+    text = (
+        f'{{"format":"{FORMAT}","kind":"{LOADER}","position":"{position}"{run_field},"states":[],"step":{step}'.encode()
+    )
     return b'{"crc32":%d,%b%b' % (zlib.crc32(ending, zlib.crc32(text)), text[1:], ending)
 
 
@@ -140,9 +142,9 @@ def sealed_dict(position: SavedPosition, stream: Any, ending: bytes) -> dict[str
     The position begins with its description and its step.
     """
     step, states = position[1], position.states
-    own = f'{{"format":"{FORMAT}","kind":"{CHAIN}","position":{json.dumps(position.text)}'
+    beginning = f'{{"format":"{FORMAT}","kind":"{CHAIN}","position":{json.dumps(position.text)}'
     # A user's states can be written as JSON only if they are saved.
-    text = f'{own},"states":{_canonical(states) if states else "[]"},"step":{step}'
+    text = f'{beginning},"states":{_canonical(states) if states else "[]"},"step":{step}'
     return {
         "crc32": zlib.crc32(ending, zlib.crc32(text.encode())),
         "format": FORMAT,
@@ -162,10 +164,8 @@ def copied(value: Any) -> Any:
     return value
 
 
-def opened_bytes(raw: bytes | bytearray | memoryview, ending: bytes = b"", stream: Any = None) -> SavedState:
+def opened_bytes(raw: bytes | bytearray | memoryview) -> SavedState:
     """Returns the content of a loader's state, from its bytes or from the same JSON written differently.
-
-    If the state ends with `ending`, its stream is not parsed: it is `stream` itself.
 
     Raises:
         CheckpointError: it is anything else.
@@ -173,15 +173,11 @@ def opened_bytes(raw: bytes | bytearray | memoryview, ending: bytes = b"", strea
     # The annotation is the contract, but callers read states from anywhere.
     if not isinstance(raw, (bytes, bytearray, memoryview)):
         raise unreadable(f"it must be bytes, got {type(raw).__name__}")
-    text = bytes(raw)
-    is_as_written = _is_as_written(text)
-    is_known = is_as_written and ending != b"" and text.endswith(ending)
     try:
-        fields = json.loads((text.removesuffix(ending) + _ENDING_OF_NONE if is_known else text).decode())
+        fields = json.loads(bytes(raw).decode())
     except (ValueError, RecursionError) as error:
         raise unreadable(f"it is not valid JSON in UTF-8 ({error})") from error
-    content = _content(fields, LOADER, is_whole=is_as_written)
-    return content._replace(stream=stream) if is_known else content
+    return _content(fields, LOADER)
 
 
 def opened_dict(fields: Any) -> SavedState:
@@ -195,8 +191,8 @@ def opened_dict(fields: Any) -> SavedState:
     return _content(dict(fields), CHAIN)
 
 
-def _content(fields: Any, kind: str, *, is_whole: bool = False) -> SavedState:
-    """Returns the content of an envelope, which is checked. `is_whole` is True if the CRC is known to match."""
+def _content(fields: Any, kind: str) -> SavedState:
+    """Returns the content of an envelope, which is checked."""
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise unreadable(f'it has no "format": "{FORMAT}"')
     version = fields.get("version")
@@ -212,7 +208,7 @@ def _content(fields: Any, kind: str, *, is_whole: bool = False) -> SavedState:
         raise unreadable(f"the fields {', '.join(wrong):.80} are missing or unknown")
     crc = fields.pop("crc32")
     try:
-        is_whole = is_whole or zlib.crc32(_canonical(fields).encode()) == crc
+        is_whole = zlib.crc32(_canonical(fields).encode()) == crc
     except (TypeError, ValueError, RecursionError) as error:
         raise unreadable(str(error)) from error
     if type(crc) is not int or not is_whole:
@@ -229,13 +225,13 @@ def _position(fields: dict[str, Any]) -> Any:
     text, states = fields["position"], fields["states"]
     if type(text) is not str or type(states) is not list:
         raise unreadable(f"its position is a {type(text).__name__}, and its states are a {type(states).__name__}")
-    left = list(map(UsersState, reversed(states)))
+    states_to_place = list(map(UsersState, reversed(states)))
     try:
-        position = _with_texts(json.loads(text, object_hook=lambda _: left.pop()))
+        position = _with_texts(json.loads(text, object_hook=lambda _: states_to_place.pop()))
     except (ValueError, IndexError, RecursionError) as error:
         raise unreadable(f"its position is not valid ({error})") from error
-    if left:
-        raise unreadable(f"its position has no place for {len(left)} of its states")
+    if states_to_place:
+        raise unreadable(f"its position has no place for {len(states_to_place)} of its states")
     return position
 
 
@@ -245,12 +241,6 @@ def _with_texts(value: Any) -> Any:
 
 def unreadable(cause: str) -> CheckpointError:
     return CheckpointError(f"Cannot read the state: {cause}. Pass a result of get_state(), unchanged.")
-
-
-def _is_as_written(text: bytes) -> bool:
-    """Returns True if a text begins as `sealed_bytes` writes it, with the CRC of the rest."""
-    crc, _, rest = text.removeprefix(b'{"crc32":').partition(b",")
-    return crc == b"%d" % zlib.crc32(rest, zlib.crc32(b"{"))
 
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=lambda value: type(value).__name__)
@@ -264,9 +254,6 @@ def _canonical(value: Any) -> str:
     if it was read from a file.
     """
     return _ENCODER.encode(json.loads(json.dumps(value, default=_ENCODER.default)))
-
-
-_ENDING_OF_NONE = ending_of(None)
 
 
 Check: TypeAlias = Callable[[Any], bool]

@@ -33,9 +33,9 @@ from millstream.loader.checkpoints.description import (
     VALUE_LIMIT,
     Description,
     crc_of,
+    declared_fingerprint,
     declares_attributes,
     is_foreign,
-    own_fingerprint,
     printable,
     text_of,
     written_name,
@@ -108,10 +108,10 @@ class Fingerprint:
         """Returns the fingerprint of the stream up to a position, which has no `changes`."""
         passed = {path: text for start, path, text in self.changes if start < position}
         weights = {path: text for path, text in passed.items() if path.startswith("sampler.weights_from_")}
-        others = {path: text for path, text in passed.items() if path not in weights}
-        others = _summarized(others, "sampler.added", ENTRY_LIMIT)
+        components = {path: text for path, text in passed.items() if path not in weights}
+        components = _summarized(components, "sampler.added", ENTRY_LIMIT)
         weights = _summarized(weights, "sampler.changes", MAX_CHANGES)
-        return Fingerprint({**self.identity, **others, **weights}, self.content, self.python, absent=self.absent)
+        return Fingerprint({**self.identity, **components, **weights}, self.content, self.python, absent=self.absent)
 
 
 def fingerprint_of(
@@ -209,8 +209,8 @@ def add_source(found: Description, path: str, source: Any) -> None:
     if (components := _components_of(source)) is not None:
         found.identity[path] = written_name(type(source))
         _add_components(found, path, components, add_source)
-    elif (own := own_fingerprint(source)) is not None:
-        found.identity |= _own_texts(path, own)
+    elif (declared := declared_fingerprint(source)) is not None:
+        found.identity |= _own_texts(path, declared)
         marks = source.content_marks() if hasattr(source, "content_marks") else {}
         texts = {f"{path}.{printable(name)}": printable(marks[name]) for name in marks}
         found.content |= _summarized(texts, f"{path}.content", MAX_MARKS)
@@ -241,23 +241,25 @@ def _add_components(
     add: Callable[[Description, str, Any], None],
     turns: Turns | None = None,
 ) -> None:
-    own = [
+    descriptions = [
         _described(add, f"{path}{name}", component, is_complete=found.is_complete)
         for name, component in components.items()
     ]
-    _add_in_turns(found, path, own, turns)
+    _add_in_turns(found, path, descriptions, turns)
 
 
 def _add_in_turns(found: Description, path: str, components: Sequence[Description], turns: Turns | None) -> None:
     counted = Description()
     if turns is None or len(turns.first) != len(components):
         turns = Turns([0] * len(components), max(1, len(components)))
-    for own, turn in zip(components, turns.first, strict=True):
+    for component, turn in zip(components, turns.first, strict=True):
         # One that is added later, or left out, does not change the texts of the others.
-        identity = _summarized(own.identity, next(iter(own.identity), path), max(1, ENTRY_LIMIT // turns.num_first))
+        identity = _summarized(
+            component.identity, next(iter(component.identity), path), max(1, ENTRY_LIMIT // turns.num_first)
+        )
         if turn == 0:
             counted.identity |= identity
-            counted.content |= own.content
+            counted.content |= component.content
         elif turn:
             found.changes += [(turn, text_path, text) for text_path, text in identity.items()]
     limit = ENTRY_LIMIT if turns.num_first <= ENTRY_LIMIT else 0
@@ -313,10 +315,10 @@ def _add_operation(found: Description, path: str, operation: Transformation) -> 
 
 def _add_declared(found: Description, path: str, value: Any, kind: str) -> None:
     """Adds a sampler or an operation: by its `fingerprint()`, or by its attributes."""
-    if (own := own_fingerprint(value)) is None:
+    if (declared := declared_fingerprint(value)) is None:
         found.add_object(path, value, kind or written_name(type(value)))
     else:
-        found.identity |= _own_texts(path, f"{kind}: {own}" if kind else own, _starts_of(value))
+        found.identity |= _own_texts(path, f"{kind}: {declared}" if kind else declared, _starts_of(value))
         found.add_code(path, type(value))
 
 
@@ -493,21 +495,21 @@ class _Copies:
         kind = type(value)
         if isinstance(value, tuple | frozenset):
             items = [self.of(item) for item in value]
-            is_same = all(made is item for made, item in zip(items, value, strict=True))
+            is_same = all(copied is item for copied, item in zip(items, value, strict=True))
             return value if is_same else tuple.__new__(kind, items) if isinstance(value, tuple) else frozenset(items)
-        made = self._made[id(value)] = copy.copy(value)
+        copied = self._made[id(value)] = copy.copy(value)
         if isinstance(value, dict):
             for key, item in value.items():
-                dict.__setitem__(made, key, self.of(item))
+                dict.__setitem__(copied, key, self.of(item))
         elif isinstance(value, list):
-            list.__setitem__(made, slice(None), [self.of(item) for item in value])
-        return made
+            list.__setitem__(copied, slice(None), [self.of(item) for item in value])
+        return copied
 
     def _object(self, value: Any, kind: type) -> Any:
-        made: Any = object.__new__(kind)
-        self._made[id(value)] = made
+        copied: Any = object.__new__(kind)
+        self._made[id(value)] = copied
         for name, item in slots_of(value).items():
-            object.__setattr__(made, name, self.of(item))
+            object.__setattr__(copied, name, self.of(item))
         if hasattr(value, "__dict__"):
-            vars(made).update({name: self.of(item) for name, item in vars(value).items()})
-        return made
+            vars(copied).update({name: self.of(item) for name, item in vars(value).items()})
+        return copied

@@ -264,18 +264,18 @@ class LoaderState(NamedTuple):
         return sealed_bytes(self.step, position, self.stream.ending, "" if self.run is None else self.run.text)
 
     @staticmethod
-    def decode(raw: bytes | bytearray | memoryview, here: Stream | None = None) -> "LoaderState":
+    def decode(raw: bytes | bytearray | memoryview) -> "LoaderState":
         """Returns the state that `encode` wrote, from its bytes or from the same JSON written differently.
 
-        The stream of a state of `here` that is byte for byte the same is not parsed. Other bytes are a CheckpointError.
+        Other bytes are a CheckpointError.
         """
-        saved = opened_bytes(raw, b"" if here is None else here.ending, here)
-        stream = here if here is not None and saved.stream is here else stream_from(saved.stream)
+        saved = opened_bytes(raw)
+        stream = stream_from(saved.stream)
         try:
             cursors = tuple(map(SavedCursor.of, saved.position))
-            own = 1 if stream.one_to_one else stream.logical_shards // stream.shard_count
-            if len(cursors) != own or len({len(cursor.skip) for cursor in cursors}) > 1:
-                raise ValueError(f"it must have the positions of {own} shards, got {len(cursors)}")  # noqa: TRY301
+            num_cursors = 1 if stream.one_to_one else stream.logical_shards // stream.shard_count
+            if len(cursors) != num_cursors or len({len(cursor.skip) for cursor in cursors}) > 1:
+                raise ValueError(f"it must have the positions of {num_cursors} shards, got {len(cursors)}")  # noqa: TRY301
             run = None if saved.run is None else Run.from_fields(saved.run)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise unreadable(str(error)) from error
@@ -406,11 +406,11 @@ def fingerprint_of_pipeline(pipeline: Pipeline, declared: Declared | None = None
     """Returns the fingerprint of a pipeline. Only the sampler is described if the rest is given."""
     found = (declared or declared_by(pipeline)).with_sampler(pipeline.sampler)
     # The number of errors is not part of it, because it decides where the stream stops, not its content.
-    own = {} if pipeline.tolerance is None else {"on_error": "skip"}
+    further = {} if pipeline.tolerance is None else {"on_error": "skip"}
     if pipeline.epoch is not None:
         # Also of samplers that have no attribute for it: an epoch ends where the complete order goes on.
-        own["sampler.first_epoch"] = str(pipeline.epoch)
-    return dataclasses.replace(found, identity={**found.identity, **own})
+        further["sampler.first_epoch"] = str(pipeline.epoch)
+    return dataclasses.replace(found, identity={**found.identity, **further})
 
 
 def state_at(position: Position, step: int, plan: Plan, stream: Stream) -> LoaderState:
@@ -433,7 +433,7 @@ def saved_cursor(cursor: Cursor, plan: Plan) -> SavedCursor:
 def count_outputs(plan: Plan, owner: str) -> int:
     """Returns the number of outputs of a stream. If it is unknown, a TypeError says why `owner` has no `len()`."""
     if not plan.one_to_one:
-        raise TypeError(f"This {owner} has no len(): the number of outputs depends on {plan.deciding}.")
+        raise TypeError(f"This {owner} has no len(): the number of outputs depends on {plan.first_dynamic_label}.")
     num_blocks = plan.shards[0].num_blocks
     if num_blocks is None:
         raise TypeError(f"This {owner} has no len(): its sampler is endless. Pass num_epochs to the sampler.")

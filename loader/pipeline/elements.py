@@ -301,11 +301,11 @@ def _streams_of_mixture(mixture: MixedSampler, origins: Origins, operation: int)
         return generators(all_seeds[numbers], positions // lengths[numbers], origins.index, operation)
     table = origins.table.copy()
     table[0] = positions
-    own = {
+    by_component = {
         component: streams_of(mixture.samplers[component], Origins(table[:, components == component]), operation)
         for component in touched.tolist()
     }
-    return (next(own[component]) for component in components.tolist())
+    return (next(by_component[component]) for component in components.tolist())
 
 
 def _parents(sampler: AdaptedSampler, origins: Origins) -> Iterator["np.random.Generator"]:
@@ -335,10 +335,10 @@ def epochs_at(sampler: VectorisedSampler | AdaptedSampler, positions: NDArray[np
     if not is_mixed(sampler):
         largest = np.iinfo(np.int64).max
         return positions // min(sampler.num_records or largest, largest)
-    components, own = sampler.locate(positions)
+    components, component_positions = sampler.locate(positions)
     epochs = np.empty_like(positions)
     for component, rows in by_number(components):
-        epochs[rows] = epochs_at(sampler.samplers[component], own[rows])
+        epochs[rows] = epochs_at(sampler.samplers[component], component_positions[rows])
     return epochs
 
 

@@ -47,14 +47,14 @@ def without_failures(make: Callable[[Elements], Elements], run: Elements, failed
     """
     runs: list[Elements] = []
     while True:
-        made = make(run)
-        if made.error is None or made.at is None or not is_of_record(made.error):
-            return Elements.concatenate([*runs, made])
-        rows = np.flatnonzero(run.origins.position == made.at.position)
-        failed.append(FailedRecord.at(run.origins, int(rows[0]), made.error))
+        result = make(run)
+        if result.error is None or result.at is None or not is_of_record(result.error):
+            return Elements.concatenate([*runs, result])
+        rows = np.flatnonzero(run.origins.position == result.at.position)
+        failed.append(FailedRecord.at(run.origins, int(rows[0]), result.error))
         # A FlatMap may have split the record before. Its other children are dropped as well.
-        kept = made.origins.position != made.at.position
-        runs.append(Elements(list(itertools.compress(made.values, kept.tolist())), made.origins.take(kept)))
+        kept = result.origins.position != result.at.position
+        runs.append(Elements(list(itertools.compress(result.values, kept.tolist())), result.origins.take(kept)))
         remainder = slice(int(rows[-1]) + 1, None)
         run = Elements(run.values[remainder], run.origins.take(remainder), run.error, run.at)
 
@@ -224,21 +224,21 @@ def with_substitutes(run: Elements, names: tuple[Any, ...], attempt: Attempt, ke
     runs, failures, error, end = [run], list(run.failures), run.error, _end_of(run)
     first_errors = {failure.position: failure.error for failure in run.failures}
     table = np.array([failure.origin for failure in run.failures], np.int64).T
-    left = Origins(table[:, np.argsort(table[0])], names)
+    pending = Origins(table[:, np.argsort(table[0])], names)
     for _ in range(min(MAX_SUBSTITUTES, keys.count - 1)):
-        left = left.take(left.position < end)
-        if not len(left):
+        pending = pending.take(pending.position < end)
+        if not len(pending):
             break
-        left = left.with_keys(keys.following(left.record_key))
-        tried = attempt(left)
+        pending = pending.with_keys(keys.following(pending.record_key))
+        tried = attempt(pending)
         runs.append(tried)
         failures += tried.failures
         if tried.error is not None:
             error, end = tried.error, min(end, _end_of(tried))
-        left = left.take(np.isin(left.position, [failure.position for failure in tried.failures]))
-    left = left.take(left.position < end)
-    if len(left):
-        end = int(left.position.min())
+        pending = pending.take(np.isin(pending.position, [failure.position for failure in tried.failures]))
+    pending = pending.take(pending.position < end)
+    if len(pending):
+        end = int(pending.position.min())
         error = first_errors[end]
         count = min(MAX_SUBSTITUTES, keys.count - 1)
         add_note(error, f"millstream: cannot replace the record: the next {count} keys also fail.")
@@ -295,8 +295,8 @@ class KeyCycle:
             numbers = np.searchsorted(self._starts, keys, side="right") - 1
             following = keys.copy()
             for number in np.unique(numbers).tolist():
-                own, start = numbers == number, self._starts[number]
-                following[own] = start + self._components[number].following(keys[own] - start)
+                is_component, start = numbers == number, self._starts[number]
+                following[is_component] = start + self._components[number].following(keys[is_component] - start)
             return following
         if self._groups is not None:
             following = keys.copy()

@@ -151,8 +151,8 @@ class Pipeline:
 
     def of_epoch(self, number: int) -> Self:
         """Returns the pipeline of one epoch alone: the sampler's `of_epoch(number)` is its order."""
-        whole: Any = self.sampler
-        sampler = whole.of_epoch(number)
+        complete: Any = self.sampler
+        sampler = complete.of_epoch(number)
         order = check_sampler(sampler, self.source)
         check_epochs(order, self.view, len(self.source), number)
         return dataclasses.replace(self, sampler=sampler, order=order, epoch=number)

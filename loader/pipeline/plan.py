@@ -160,7 +160,7 @@ class Plan:
         )
 
     @functools.cached_property
-    def deciding(self) -> str:
+    def first_dynamic_label(self) -> str:
         """The label of the first operation that is not 1:1, so that outputs depend on the records; "" without one."""
         number = first_dynamic(self.pipeline.operations)
         return "" if number is None else self.pipeline.labels[number]

@@ -106,12 +106,14 @@ class Partition:
         return limit if self.num_blocks is None else min(limit, self.num_blocks)
 
     def positions(self, start: int, stop: int) -> NDArray[np.int64]:
-        whole = stop if self.whole_blocks is None else min(stop, self.whole_blocks)
-        tail = np.arange(self.tail.start, self.tail.stop, dtype=np.int64) if start <= whole < stop else _NOTHING
-        if start >= whole:
+        last_complete = stop if self.whole_blocks is None else min(stop, self.whole_blocks)
+        tail = np.arange(self.tail.start, self.tail.stop, dtype=np.int64) if start <= last_complete < stop else _NOTHING
+        if start >= last_complete:
             # Without complete blocks, `block` may exceed the memory: a batch of everything.
             return tail
-        first = np.arange(start, whole, dtype=np.int64) * self.global_block + self.shard.shard_index * self.block
+        first = (
+            np.arange(start, last_complete, dtype=np.int64) * self.global_block + self.shard.shard_index * self.block
+        )
         positions = (first[:, np.newaxis] + np.arange(self.block, dtype=np.int64)).reshape(-1)
         return np.concatenate([positions, tail]) if len(tail) else positions
 
@@ -191,10 +193,10 @@ def ends_of(operations: Sequence[Transformation], length: int, shard: ShardOptio
     each, extra = divmod(length, logical)
     extra = 0 if rule is Tail.TRIMMED else extra
     # The first logical shards have one position more.
-    full, rest = divmod(extra, share)
-    starts = (0, full, full + bool(rest), shard.shard_count)
+    full, remainder = divmod(extra, share)
+    starts = (0, full, full + bool(remainder), shard.shard_count)
     ends: list[End] = []
-    for start, stop, num_longer in zip(starts, starts[1:], (share, rest, 0), strict=False):
+    for start, stop, num_longer in zip(starts, starts[1:], (share, remainder, 0), strict=False):
         if start == stop:
             continue
         hosts, lanes = range(start, stop), [each + 1] * num_longer + [each] * (share - num_longer)
@@ -214,10 +216,10 @@ def _end(hosts: range, operations: Sequence[Transformation], count: int) -> End:
         # The short batch is the last one, so it keeps its place if it is alone in its window.
         moves |= has_short and operation.regroups and (count - 1) % getattr(operation, "window_size", count) > 0
         if isinstance(operation, Batch):
-            whole, rest = divmod(count, operation.batch_size)
-            count = whole + bool(rest and not operation.drop_remainder)
-            is_short = count > whole and not operation.pad_remainder
-            rows.append(rest if is_short else operation.batch_size)
+            complete, remainder = divmod(count, operation.batch_size)
+            count = complete + bool(remainder and not operation.drop_remainder)
+            is_short = count > complete and not operation.pad_remainder
+            rows.append(remainder if is_short else operation.batch_size)
             has_short |= is_short
     return End(hosts, count, tuple(rows), moves)
 
@@ -294,14 +296,16 @@ def check_ends(
 def _differences(ends: Sequence[End], *, has_batches: bool) -> str:
     if len({end.outputs for end in ends}) > 1:
         unit, plural = ("batch", "batches") if has_batches else ("element", "elements")
-        first, *rest = [f"{_hosts(end.hosts)} {'has' if len(end.hosts) == 1 else 'have'} {end.outputs}" for end in ends]
-        return ", ".join([f"{first} {unit if ends[0].outputs == 1 else plural}", *rest])
+        first, *others = [
+            f"{_hosts(end.hosts)} {'has' if len(end.hosts) == 1 else 'have'} {end.outputs}" for end in ends
+        ]
+        return ", ".join([f"{first} {unit if ends[0].outputs == 1 else plural}", *others])
     unlike = [rows for rows in zip(*(end.rows for end in ends), strict=True) if len({*rows}) > 1]
     if not unlike:
         return f"a shuffle moves the batch of {min(ends[0].rows)} rows to another step on each host"
     rows = unlike[0]
-    first, *rest = [f"{number} on {_hosts(end.hosts)}" for number, end in zip(rows, ends, strict=True)]
-    return f"the last batch has {first.replace(' ', ' rows ', 1)}, {', '.join(rest)}"
+    first, *others = [f"{number} on {_hosts(end.hosts)}" for number, end in zip(rows, ends, strict=True)]
+    return f"the last batch has {first.replace(' ', ' rows ', 1)}, {', '.join(others)}"
 
 
 def _hosts(hosts: range) -> str:

@@ -80,7 +80,7 @@ def reader_of(
         is_stacked: True if records are stacked before any function of the user gets them.
     """
     stand_in: Any = source
-    kind: type = stand_in.stands_in_for if hasattr(type(source), "stands_in_for") else type(source)
+    kind: type = stand_in.original_type if hasattr(type(source), "original_type") else type(source)
     where = f"reading from {kind.__name__}"
     read_batch = batched_read_of(source)
     read_one: Callable[[int], Any] = source.__getitem__
@@ -257,8 +257,11 @@ def within(component: int | None, results: Results, otherwise: Callable[[Any], A
         if is_own.all():
             return results(run)
         values, own_rows = list(run.values), is_own.tolist()
-        own = results(Elements(list(itertools.compress(values, own_rows)), run.origins.take(is_own)))
-        return (next(own) if owned else otherwise(value) for value, owned in zip(values, own_rows, strict=True))
+        component_results = results(Elements(list(itertools.compress(values, own_rows)), run.origins.take(is_own)))
+        return (
+            next(component_results) if owned else otherwise(value)
+            for value, owned in zip(values, own_rows, strict=True)
+        )
 
     return mixed
 
@@ -459,8 +462,8 @@ def _block_step(operation: Batch, where: str, producer: str | None) -> Step:
     """Returns the step that builds a batch of the records of each block, however many it has."""
 
     def make(run: Elements, start: int, stop: int, allocate: Allocate) -> Any:
-        own = Elements(run.values[start:stop], run.origins.take(slice(start, stop)))
-        return _make_batch(operation, own, 0, allocate, producer)
+        block = Elements(run.values[start:stop], run.origins.take(slice(start, stop)))
+        return _make_batch(operation, block, 0, allocate, producer)
 
     def step(run: Elements, allocate: Allocate) -> Elements:
         blocks = run.origins.block[: len(run.values)]
@@ -469,8 +472,8 @@ def _block_step(operation: Batch, where: str, producer: str | None) -> Step:
         if run.error is not None and len(bounds) > 1 and (run.at is None or run.at.block == int(blocks[-1])):
             del bounds[-1]
         firsts = run.origins.take(np.array(bounds[:-1], np.int64))
-        made = (make(run, start, stop, allocate) for start, stop in itertools.pairwise(bounds))
-        batches, error = collect(made, firsts, where, len(bounds) - 1)
+        batches_made = (make(run, start, stop, allocate) for start, stop in itertools.pairwise(bounds))
+        batches, error = collect(batches_made, firsts, where, len(bounds) - 1)
         if error is None:
             return Elements(batches, firsts, run.error, run.at)
         return _cut(Elements(batches, firsts), batches, error)
@@ -612,19 +615,19 @@ def prepared(operation: GroupingOperation | Pack, run: Elements, where: str, *, 
     """
     values, error = list(run.values), None
     try:
-        made, count = operation.prepare(values), len(values)
+        result, count = operation.prepare(values), len(values)
     except BaseException as failure:
         if cannot_wait(failure):
             raise
         each = (operation.prepare([value]) for value in values)
         prepared, error = collect(each, run.origins, where, len(values))
-        made, count = Prepared.concatenate([operation.prepare([]), *prepared]), len(prepared)
+        result, count = Prepared.concatenate([operation.prepare([]), *prepared]), len(prepared)
     origins = run.origins.take(slice(count))
-    if splits or made.counts is not None:
-        counts = [1] * count if made.counts is None else made.counts
+    if splits or result.counts is not None:
+        counts = [1] * count if result.counts is None else result.counts
         origins = origins.fan_out(counts, MAX_FAN_OUT if splits else 1)
     ends = (run.error, run.at) if error is None else (error, Location.of(run.origins, count))
-    return Elements(made.values, origins.with_sizes(made.sizes), *ends)
+    return Elements(result.values, origins.with_sizes(result.sizes), *ends)
 
 
 def group_step(operation: GroupingOperation, where: str, *, numbers_units: bool = False) -> Step:

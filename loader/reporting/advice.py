@@ -60,7 +60,7 @@ Rule = Callable[[LoaderSnapshot], Advice | None]
 def advice_of(snapshot: LoaderSnapshot) -> tuple[Advice, ...]:
     """Returns the advice for a loader: findings, then remedies, most important first."""
     measured = snapshot.measured
-    if snapshot.front.is_debugging:
+    if snapshot.frontend.is_debugging:
         return (
             Advice(
                 "debugging",
@@ -99,8 +99,8 @@ def waiting(snapshot: LoaderSnapshot) -> Advice:
         return Advice("not_waiting", f"{text}: a faster loader would not speed up training.")
     if measured.trainer_seconds >= NEGLIGIBLE_SHARE * measured.seconds:
         return Advice("waiting", f"{text}.")
-    rest = f"Everything else in its loop took {share_text(1 - measured.wait_share)}"
-    return Advice("waiting", f"{text}. {rest}: there is too little compute to overlap loading with.")
+    everything_else = f"Everything else in its loop took {share_text(1 - measured.wait_share)}"
+    return Advice("waiting", f"{text}. {everything_else}: there is too little compute to overlap loading with.")
 
 
 def slowest_stage(snapshot: LoaderSnapshot) -> Advice | None:
@@ -112,14 +112,14 @@ def slowest_stage(snapshot: LoaderSnapshot) -> Advice | None:
         return Advice(
             "something_else",
             f"The pipeline's stages took {share} of the time, so the trainer waited for something else, for instance "
-            f"because {'a stream of your own is slow, or ' * snapshot.front.is_fed}other programs use the cores.",
+            f"because {'a stream of your own is slow, or ' * snapshot.frontend.is_fed}other programs use the cores.",
         )
     if slowest.kind is Kind.HAND_OVER or _is_copied(snapshot, slowest):
         # Other rules have the remedy.
         return None
     is_local = slowest.is_local and snapshot.num_workers > 0
     if snapshot.num_workers and snapshot.busy_share < LOW_UTILIZATION and not is_local:
-        buffers = snapshot.front.buffers.format(workers=snapshot.num_workers, buffer=2 * snapshot.worker_buffer)
+        buffers = snapshot.frontend.buffers.format(workers=snapshot.num_workers, buffer=2 * snapshot.worker_buffer)
         return Advice(
             "uneven",
             f"{_utilization_text(snapshot)}: enough for this trainer on average, but single batches take longer. Keep "
@@ -156,7 +156,7 @@ def _slow_reads(snapshot: LoaderSnapshot) -> Advice:
         remedies.append(_capitalized(_workers_remedy(snapshot)))
     elif slowest.location is Location.TRAINER:
         kind, finding = "read_ahead", f"{finding}, and nothing is prefetched"
-        threads = snapshot.front.reading.format("ReadOptions()")
+        threads = snapshot.frontend.reading.format("ReadOptions()")
         remedies.append(f"Use {threads} to read in threads while the trainer works.")
     else:
         kind = "read_further_ahead" if kind == "bottleneck" else kind
@@ -173,7 +173,9 @@ def _more_reading(snapshot: LoaderSnapshot) -> str:
     if snapshot.slowest.seconds >= LOW_UTILIZATION * num_threads * seconds:
         needed = math.ceil(snapshot.slowest.seconds / max(snapshot.measured.trainer_seconds, 1e-9))
         num_threads = max(num_threads + 1, min(needed, MAX_GROWTH * num_threads))
-    return snapshot.front.reading.format(f"ReadOptions(num_threads={num_threads}, prefetch_buffer_size={buffer_size})")
+    return snapshot.frontend.reading.format(
+        f"ReadOptions(num_threads={num_threads}, prefetch_buffer_size={buffer_size})"
+    )
 
 
 def _finding(snapshot: LoaderSnapshot, subject: str) -> str:
@@ -193,7 +195,7 @@ def batched_reads(snapshot: LoaderSnapshot) -> Advice | None:
 
 
 def _reads_one_by_one(snapshot: LoaderSnapshot) -> bool:
-    return bool(snapshot.source.one_by_one) and not snapshot.front.is_fed
+    return bool(snapshot.source.one_by_one) and not snapshot.frontend.is_fed
 
 
 def _getitems_remedy(snapshot: LoaderSnapshot) -> str:
@@ -206,7 +208,7 @@ def _capitalized(sentence: str) -> str:
 
 def _workers_remedy(snapshot: LoaderSnapshot) -> str:
     """Returns a sentence, without a capital, with the number of workers to use on this machine, or another remedy."""
-    if snapshot.front.is_on_cluster or snapshot.choice:
+    if snapshot.frontend.is_on_cluster or snapshot.choice:
         return _chosen_remedy(snapshot) if snapshot.choice else _actors_remedy(snapshot)
     each = snapshot.pipeline_seconds / max(1, snapshot.measured.batches)
     if not snapshot.num_workers and each < QUICK_SECONDS:
@@ -217,10 +219,10 @@ def _workers_remedy(snapshot: LoaderSnapshot) -> str:
         return _full_machine_remedy(snapshot)
     machine = f"this machine has {count_text(cores, 'core')}"
     if needed <= cores:
-        return f"use {snapshot.front.workers.format(max(needed, snapshot.num_workers + 1))} to hide it; {machine}."
+        return f"use {snapshot.frontend.workers.format(max(needed, snapshot.num_workers + 1))} to hide it; {machine}."
     if cores == 1:
         return f"make this stage cheaper, or move work to the device: {machine}."
-    return f"use {snapshot.front.workers.format(cores)} to shorten the waits; {machine}."
+    return f"use {snapshot.frontend.workers.format(cores)} to shorten the waits; {machine}."
 
 
 def _chosen_remedy(snapshot: LoaderSnapshot) -> str:
@@ -236,7 +238,7 @@ def _full_machine_remedy(snapshot: LoaderSnapshot) -> str:
     have = f"{used:.1f} of the {cores} of this machine"
     if used + snapshot.missing_cores >= enough:
         return f"make this stage cheaper, or end other programs: the workers have {have}, and wait for more."
-    more = snapshot.front.workers.format(_workers_for_waiting(snapshot, used))
+    more = snapshot.frontend.workers.format(_workers_for_waiting(snapshot, used))
     return f"use {more} to shorten the waits: the workers wait themselves, and use {have}."
 
 
@@ -253,7 +255,7 @@ def _actors_remedy(snapshot: LoaderSnapshot) -> str:
     )
     limit = MAX_GROWTH * snapshot.num_workers
     effect = "hide it" if needed <= limit else "shorten the waits"
-    return f"use {snapshot.front.workers.format(min(needed, limit))} to {effect}, if the cluster has room."
+    return f"use {snapshot.frontend.workers.format(min(needed, limit))} to {effect}, if the cluster has room."
 
 
 def _needed_cores(snapshot: LoaderSnapshot) -> int:
@@ -316,7 +318,7 @@ def idle_workers(snapshot: LoaderSnapshot) -> Advice | None:
         return None
     return Advice(
         "idle_workers",
-        f"{_utilization_text(snapshot)}. Use {snapshot.front.workers.format(enough)} to save memory.",
+        f"{_utilization_text(snapshot)}. Use {snapshot.frontend.workers.format(enough)} to save memory.",
     )
 
 
@@ -324,7 +326,7 @@ def trouble(snapshot: LoaderSnapshot) -> Advice | None:
     measured = snapshot.measured
     events = []
     if measured.deaths:
-        events.append(f"{count_text(measured.deaths, snapshot.front.worker)} died")
+        events.append(f"{count_text(measured.deaths, snapshot.frontend.worker)} died")
     if measured.stalls:
         events.append(f"workers stalled {count_text(measured.stalls, 'time')}")
     if not events:
@@ -334,7 +336,7 @@ def trouble(snapshot: LoaderSnapshot) -> Advice | None:
 
 
 def _utilization_text(snapshot: LoaderSnapshot) -> str:
-    workers = count_text(snapshot.num_workers, snapshot.front.worker)
+    workers = count_text(snapshot.num_workers, snapshot.frontend.worker)
     verb = "was" if snapshot.num_workers == 1 else "were"
     return f"The {workers} {verb} busy {share_text(snapshot.busy_share)} of the time"
 

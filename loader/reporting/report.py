@@ -156,16 +156,17 @@ def timeline(spans: Sequence[Span], events: Iterable[Event]) -> str:
     rows = [
         ("the trainer", [span for span in shown if span.what in _OF_TRAINER]),
         *(
-            (f"{who}'s own work" if who == TRAINER else who, own)
+            (f"{who}'s own work" if who == TRAINER else who, of_lane)
             for who in lanes_of(shown)
-            if (own := [span for span in shown if span.who == who and span.what not in _OF_TRAINER])
+            if (of_lane := [span for span in shown if span.who == who and span.what not in _OF_TRAINER])
         ),
     ]
     stages = dict.fromkeys(span.what for span in shown if span.what not in _OF_TRAINER)
     colours = {stage: _hue(number) for number, stage in enumerate(stages)}
     scale = WIDTH / max(stop - start, 1e-9)
     body = [
-        _lane(number, name, own, start=start, scale=scale, colours=colours) for number, (name, own) in enumerate(rows)
+        _lane(number, name, of_lane, start=start, scale=scale, colours=colours)
+        for number, (name, of_lane) in enumerate(rows)
     ]
     height = LANE * len(rows)
     for event in events:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias, final
 
 from millstream.core.descriptions import Rendered, described
-from millstream.loader.measuring import HAND_OVER, LOADER, Front
+from millstream.loader.measuring import HAND_OVER, LOADER, Frontend
 from millstream.loader.pipeline.pipeline import source_name
 from millstream.loader.pipeline.plan import KEYS, READ, Plan
 from millstream.loader.pipeline.stages import split_stages
@@ -201,7 +201,7 @@ class LoaderSnapshot:
     num_threads: int
     records_ahead: int
     num_cores: int
-    front: Front = LOADER
+    frontend: Frontend = LOADER
     choice: str = ""
     measured: Measurements = Measurements()
 
@@ -252,7 +252,7 @@ Streams = Sequence[tuple[str, LoaderSnapshot]]
 """Snapshots of the iterators that another one draws from, each with a prefix for the labels of its stages."""
 
 
-def joined(own: LoaderSnapshot, below: Streams, replaced: LoaderSnapshot | None = None) -> LoaderSnapshot:
+def joined(outermost: LoaderSnapshot, below: Streams, replaced: LoaderSnapshot | None = None) -> LoaderSnapshot:
     """Returns the snapshot of an iterator with the stages below it. Stages with equal labels are sums.
 
     Streams without workers of their own run in those of `own`, if it has some. `replaced` has the sums of the streams
@@ -260,11 +260,13 @@ def joined(own: LoaderSnapshot, below: Streams, replaced: LoaderSnapshot | None 
     """
     earlier: Streams = [] if replaced is None else [("", replaced)]
     streams = [*earlier, *below]
-    runs = [own, *(snapshot for _, snapshot in below or earlier)]
+    runs = [outermost, *(snapshot for _, snapshot in below or earlier)]
     return dataclasses.replace(
-        own,
-        stages=tuple(_stages(own, streams)),
-        measured=dataclasses.replace(own.measured, **_trouble([own, *(snapshot for _, snapshot in streams)])),
+        outermost,
+        stages=tuple(_stages(outermost, streams)),
+        measured=dataclasses.replace(
+            outermost.measured, **_trouble([outermost, *(snapshot for _, snapshot in streams)])
+        ),
         num_workers=sum(run.num_workers for run in runs),
         worker_buffer=max(run.worker_buffer for run in runs),
         num_threads=max(run.num_threads for run in runs),
@@ -281,19 +283,19 @@ def added(before: LoaderSnapshot, last: LoaderSnapshot) -> LoaderSnapshot:
     )
 
 
-def _stages(own: LoaderSnapshot, streams: Streams) -> list[StageSnapshot]:
-    keys, read, *operations, hand_over = own.stages
-    below = [stage for prefix, snapshot in streams for stage in _stages_of(prefix, snapshot, own)]
+def _stages(outermost: LoaderSnapshot, streams: Streams) -> list[StageSnapshot]:
+    keys, read, *operations, hand_over = outermost.stages
+    below = [stage for prefix, snapshot in streams for stage in _stages_of(prefix, snapshot, outermost)]
     reads = any(stage.kind is Kind.READ for stage in below)
     # If the streams alone have workers, this process runs the operations after them.
-    after = [dataclasses.replace(stage, is_local=stage.is_local or not own.num_workers) for stage in operations]
-    whole = _merged([keys, *([] if reads else [read]), *below, *after, hand_over])
-    return sorted(whole, key=lambda stage: stage.kind is Kind.HAND_OVER)
+    after = [dataclasses.replace(stage, is_local=stage.is_local or not outermost.num_workers) for stage in operations]
+    merged = _merged([keys, *([] if reads else [read]), *below, *after, hand_over])
+    return sorted(merged, key=lambda stage: stage.kind is Kind.HAND_OVER)
 
 
-def _stages_of(prefix: str, snapshot: LoaderSnapshot, own: LoaderSnapshot) -> Iterator[StageSnapshot]:
+def _stages_of(prefix: str, snapshot: LoaderSnapshot, outermost: LoaderSnapshot) -> Iterator[StageSnapshot]:
     """Yields the stages of a stream. Reading and operations get the prefix."""
-    is_shared = own.num_workers > 0 and not snapshot.num_workers
+    is_shared = outermost.num_workers > 0 and not snapshot.num_workers
     for stage in snapshot.stages:
         named = prefix if stage.kind in (Kind.READ, Kind.OPERATION) else ""
         yield dataclasses.replace(
@@ -331,7 +333,7 @@ def _merged(stages: Iterable[StageSnapshot]) -> list[StageSnapshot]:
 
 
 def description_of(
-    plan: Plan, workers: MultiprocessingOptions, reading: ReadOptions, front: Front, num_cores: int | None
+    plan: Plan, workers: MultiprocessingOptions, reading: ReadOptions, frontend: Frontend, num_cores: int | None
 ) -> LoaderSnapshot:
     """Returns the snapshot of a loader without measurements. `num_cores` is None for the cores of this process."""
     pipeline = plan.pipeline
@@ -361,7 +363,7 @@ def description_of(
         num_threads=reading.num_threads if reads_ahead else 0,
         records_ahead=0 if workers.num_workers else reading.prefetch_buffer_size,
         num_cores=num_cores or available_cores(),
-        front=front,
+        frontend=frontend,
     )
 
 
@@ -397,8 +399,8 @@ class ComponentCounter:
         if not begun or any(map(operator.gt, begun, drawn)):
             begun = counted = (0,) * len(drawn)
         tokens = [
-            (own or 0) + sampler.tokens_between(start, stop) if hasattr(sampler, "tokens_between") else None
-            for sampler, own, start, stop in zip(order.samplers, counted, begun, drawn, strict=True)
+            (tokens_before or 0) + sampler.tokens_between(start, stop) if hasattr(sampler, "tokens_between") else None
+            for sampler, tokens_before, start, stop in zip(order.samplers, counted, begun, drawn, strict=True)
         ]
         self._last = drawn, tokens
         return tuple(map(self._with_earlier, map(str, order.names), drawn, tokens))
@@ -407,12 +409,14 @@ class ComponentCounter:
         limit = self._partition.length
         bounds = [[bound if limit is None else min(bound, limit) for bound in span] for span in spans]
         ranges = [list(zip(*map(order.drawn_before, span), strict=True)) for span in bounds]
-        drawn = [sum(stop - start for start, stop in own) for own in zip(*ranges, strict=True)]
+        drawn = [
+            sum(stop - start for start, stop in component_ranges) for component_ranges in zip(*ranges, strict=True)
+        ]
         tokens = [
-            sum(sampler.tokens_between(start, stop) for start, stop in own)
+            sum(sampler.tokens_between(start, stop) for start, stop in component_ranges)
             if hasattr(sampler, "tokens_between")
             else None
-            for sampler, own in zip(order.samplers, zip(*ranges, strict=True), strict=True)
+            for sampler, component_ranges in zip(order.samplers, zip(*ranges, strict=True), strict=True)
         ]
         return tuple(map(self._with_earlier, map(str, order.names), drawn, tokens))
 
@@ -429,9 +433,9 @@ def _one_by_one(source: object) -> str:
     return kind if batched_read_of(source) is None else f"the sources of {kind}"
 
 
-def _bars(whole: object) -> Bars:
+def _bars(value: object) -> Bars:
     """Returns the bars of the library's own sources and samplers, because attributes of user classes mean anything."""
-    return tuple(whole._card_bars()) if isinstance(whole, Rendered) else ()  # noqa: SLF001  (in its own library)
+    return tuple(value._card_bars()) if isinstance(value, Rendered) else ()  # noqa: SLF001  (in its own library)
 
 
 def _location(workers: MultiprocessingOptions, reading: ReadOptions) -> Location:
@@ -520,9 +524,9 @@ def workers_text(snapshot: LoaderSnapshot) -> str:
     threads = count_text(snapshot.num_threads, "thread") if snapshot.num_threads else "no threads"
     cores = count_text(snapshot.num_cores, "core")
     if snapshot.num_workers:
-        workers = count_text(snapshot.num_workers, snapshot.front.worker)
+        workers = count_text(snapshot.num_workers, snapshot.frontend.worker)
         each = " each" if snapshot.num_workers > 1 else ""
-        return f"{workers} with {threads}{each}, {cores}{' for them' if snapshot.front.is_on_cluster else ''}"
+        return f"{workers} with {threads}{each}, {cores}{' for them' if snapshot.frontend.is_on_cluster else ''}"
     return f"no worker processes, {'up to ' if snapshot.num_threads else ''}{threads}, {cores}"
 
 
@@ -603,7 +607,7 @@ def _location_text(snapshot: LoaderSnapshot, location: Location) -> str:
     threads = f" with up to {count_text(snapshot.num_threads, 'thread')}" if snapshot.num_threads else ""
     if location is Location.WORKERS:
         each = " each" if snapshot.num_workers > 1 else ""
-        return f"{count_text(snapshot.num_workers, snapshot.front.worker)}{threads}{each}"
+        return f"{count_text(snapshot.num_workers, snapshot.frontend.worker)}{threads}{each}"
     if location is Location.THREADS:
         return f"up to {count_text(snapshot.num_threads, 'thread')} of the trainer's process"
     return "the trainer's thread"

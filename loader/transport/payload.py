@@ -405,8 +405,8 @@ def _ragged(arrays: list[NDArray[Any]], lengths: list[int], allocate: Allocate) 
         return arrays
     step = 1
     if max(lengths) * entry_bytes >= UNALIGNED_BYTES:
-        step, rest = divmod(ALIGNMENT, entry_bytes)
-        if rest:
+        step, remainder = divmod(ALIGNMENT, entry_bytes)
+        if remainder:
             return arrays
     sizes = np.array(lengths, dtype=np.int64)
     starts = _starts(sizes, step)

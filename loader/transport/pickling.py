@@ -87,9 +87,9 @@ def _reduce_cached_property(value: Any) -> Reduced:
 
 
 def rebuild_cached_property(kind: type[Any], function: Callable[[Any], Any]) -> Any:
-    made: Any = object.__new__(kind)
-    functools.cached_property.__init__(made, function)
-    return made
+    rebuilt: Any = object.__new__(kind)
+    functools.cached_property.__init__(rebuilt, function)
+    return rebuilt
 
 
 def rebuild_partial_method(kind: type[Any]) -> Any:
@@ -120,21 +120,21 @@ def reduce_class(kind: type, reduced: tuple[Any, ...]) -> Reduced:
 
 
 def _with_slots(kind: type, reduced: tuple[Any, ...]) -> Reduced:
-    make, (metaclass, name, _, namespace, *identity), (attributes, more), *others = reduced
+    make, (metaclass, name, _, namespace, *identity), (attributes, more), *remainder = reduced
     if "__orig_bases__" in vars(kind):
         # Not as the bases: some, such as NamedTuple, would create a different class.
         namespace = {**namespace, "__orig_bases__": vars(kind)["__orig_bases__"]}
     attributes = {key: value for key, value in attributes.items() if not isinstance(value, types.MemberDescriptorType)}
     attributes["__slots__"] = vars(kind)["__slots__"]
     namespace = {**namespace, "__slots__": _slots(kind)}
-    return make, (metaclass, name, kind.__bases__, namespace, *identity), (attributes, more), *others
+    return make, (metaclass, name, kind.__bases__, namespace, *identity), (attributes, more), *remainder
 
 
 def _slots(kind: type) -> tuple[str, ...]:
     """Returns the slots that a class adds to those of its bases, without name mangling."""
-    own = vars(kind)
-    members = [name for name, value in own.items() if isinstance(value, types.MemberDescriptorType)]
-    return *members, *(name for name in ("__dict__", "__weakref__") if name in own)
+    members_of_class = vars(kind)
+    members = [name for name, value in members_of_class.items() if isinstance(value, types.MemberDescriptorType)]
+    return *members, *(name for name in ("__dict__", "__weakref__") if name in members_of_class)
 
 
 def _with_members(kind: type[Enum], reduced: tuple[Any, ...]) -> Reduced:

@@ -75,7 +75,7 @@ class SharedRecords:
         return SharedRecords, (self._recipe,)
 
     @property
-    def stands_in_for(self) -> type:
+    def original_type(self) -> type:
         return self._recipe.kind
 
     def __len__(self) -> int:
@@ -83,12 +83,12 @@ class SharedRecords:
 
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
         if isinstance(index, slice):
-            return self.stands_in_for(map(self.__getitem__, range(*index.indices(len(self)))))
+            return self.original_type(map(self.__getitem__, range(*index.indices(len(self)))))
         number = operator.index(index)
         if number < 0:
             number += len(self)
         if not 0 <= number < len(self):
-            raise IndexError(f"{self.stands_in_for.__name__} index out of range")
+            raise IndexError(f"{self.original_type.__name__} index out of range")
         start, end = self._recipe.ends.item(number), self._recipe.ends.item(number + 1)
         return self._make(number, start // self._item_bytes, end // self._item_bytes)
 

@@ -157,7 +157,7 @@ class CallRunner(Generic[Packed]):
 
 
 def runner_of_epochs(
-    whole: Pipeline,
+    complete: Pipeline,
     classes: ClassTable,
     *,
     readers: ReaderThreads,
@@ -170,11 +170,11 @@ def runner_of_epochs(
 
     `classes` have crossed by value with the pipeline. `pack` raises if outputs cannot be pickled.
     """
-    profiler = Profiler(whole.labels, measures_costs=whole.measures_costs)
+    profiler = Profiler(complete.labels, measures_costs=complete.measures_costs)
 
     @functools.lru_cache(maxsize=1 + MAX_EPOCHS)
     def runner_of(variant: Variant) -> CallRunner[Packed]:
-        plan = Plan(whole.of_variant(variant), profiler.timed)
+        plan = Plan(complete.of_variant(variant), profiler.timed)
         return CallRunner(plan, profiler, classes, readers, allocate, pack)
 
     runner_of(None)

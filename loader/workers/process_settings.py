@@ -422,9 +422,9 @@ class _Filters:
         warnings.filters.extend(self._applied)  # type: ignore[attr-defined]
 
     def _apply_again(self) -> None:
-        own = [entry for entry in warnings.filters if entry not in self._applied]
+        added = [entry for entry in warnings.filters if entry not in self._applied]
         self.apply()
-        warnings.filters[:0] = own  # type: ignore[index]
+        warnings.filters[:0] = added  # type: ignore[index]
 
     def _category(self, category: "tuple[str, str] | Pickled") -> Any:
         if isinstance(category, Pickled):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies
 
 import millstream
-from millstream.loader.measuring import ACTORS, CHAIN, DEBUGGED, ELASTIC, FED_CHAIN, LOADER, MIXED_CHAIN, Front
+from millstream.loader.measuring import ACTORS, CHAIN, DEBUGGED, ELASTIC, FED_CHAIN, LOADER, MIXED_CHAIN, Frontend
 from millstream.loader.processes.fork_servers import FORK_SERVERS
 from millstream.loader.reporting.advice import advice_of
 from millstream.loader.reporting.snapshot import LoaderSnapshot, Location
@@ -32,7 +32,7 @@ def waiting_run(**measured: Any) -> LoaderSnapshot:
 
 def local_run(workers: int) -> LoaderSnapshot:
     """Returns the snapshot of a chain with its slow operation after `mp_prefetch`."""
-    run = waiting_run(augment=9.0, workers=workers, core_seconds=0.1, front=CHAIN)
+    run = waiting_run(augment=9.0, workers=workers, core_seconds=0.1, frontend=CHAIN)
     return with_stage(run, "operations[0], Augment", is_local=True, location=Location.TRAINER)
 
 
@@ -57,23 +57,23 @@ RUNS: dict[str, tuple[LoaderSnapshot, dict[str, str]]] = {
         },
     ),
     "waits in a chain": (
-        run_of(read=9.0, augment=22.0, waits=3.8, trains=8.2, workers=3, front=CHAIN),
+        run_of(read=9.0, augment=22.0, waits=3.8, trains=8.2, workers=3, frontend=CHAIN),
         {"bottleneck": "Use .mp_prefetch(4) to hide it"},
     ),
     "waits for actors": (
-        run_of(augment=30.0, trains=8.0, workers=3, cores=3, front=ACTORS),
+        run_of(augment=30.0, trains=8.0, workers=3, cores=3, frontend=ACTORS),
         {"bottleneck": "RayWorkers(num_workers=4) to hide it, if the cluster has room."},
     ),
     "waits for actors of two cores": (
-        run_of(augment=40.0, trains=8.0, workers=2, cores=4, front=ACTORS),
+        run_of(augment=40.0, trains=8.0, workers=2, cores=4, frontend=ACTORS),
         {"bottleneck": "RayWorkers(num_workers=3) to hide"},
     ),
     "waits for actors without training": (
-        run_of(augment=30.0, waits=9.99, trains=0.01, workers=3, cores=3, front=ACTORS),
+        run_of(augment=30.0, waits=9.99, trains=0.01, workers=3, cores=3, frontend=ACTORS),
         {"bottleneck": "RayWorkers(num_workers=12) to shorten the waits"},
     ),
     "idle actors, one of which died": (
-        run_of(augment=5.0, waits=0.1, trains=9.9, workers=4, deaths=1, front=ACTORS),
+        run_of(augment=5.0, waits=0.1, trains=9.9, workers=4, deaths=1, frontend=ACTORS),
         {"not_waiting": "", "idle_workers": "The 4 Ray actors were busy 12 %", "trouble": "1 Ray actor died:"},
     ),
     "hidden": (
@@ -84,7 +84,7 @@ RUNS: dict[str, tuple[LoaderSnapshot, dict[str, str]]] = {
         run_of(augment=9.9, waits=9.9, trains=0.1),
         {"waiting": "too little compute to overlap", "bottleneck": ""},
     ),
-    "debug mode": (run_of(augment=9.0, threads=0, front=DEBUGGED), {"debugging": ""}),
+    "debug mode": (run_of(augment=9.0, threads=0, frontend=DEBUGGED), {"debugging": ""}),
     "more work than cores": (
         waiting_run(workers=2),
         {"bottleneck": "Use worker_count=4 to shorten the waits; this machine has 4 cores."},
@@ -127,7 +127,7 @@ RUNS: dict[str, tuple[LoaderSnapshot, dict[str, str]]] = {
         {"uneven": "The 2 worker processes were busy 15 % of the time: enough for this trainer"},
     ),
     "idle workers and waits in a chain": (
-        run_of(augment=3.0, waits=1.0, trains=9.0, workers=2, cores=2, front=CHAIN),
+        run_of(augment=3.0, waits=1.0, trains=9.0, workers=2, cores=2, frontend=CHAIN),
         {"uneven": "with .mp_prefetch(MultiprocessingOptions(2, per_worker_buffer_size=2))"},
     ),
     "busy workers and waits": (
@@ -154,7 +154,7 @@ RUNS: dict[str, tuple[LoaderSnapshot, dict[str, str]]] = {
         {"batched_reads": "one record at a time takes 40 %", "bottleneck": "takes 60 %"},
     ),
     "no batched reads below a stream": (
-        with_source(run_of(read=6.0, augment=4.0, front=FED_CHAIN), one_by_one="Tokens"),
+        with_source(run_of(read=6.0, augment=4.0, frontend=FED_CHAIN), one_by_one="Tokens"),
         {"read_further_ahead": ".to_iter_dataset(ReadOptions(num_threads=16, prefetch"},
     ),
     "few reads and keys": (
@@ -304,7 +304,7 @@ def chain_with(before: str) -> Callable[[str], object]:
 
 
 @pytest.mark.parametrize(
-    ("front", "write"),
+    ("frontend", "write"),
     [
         (LOADER, lambda text: millstream.load(range(8), **as_arguments(text))),
         (
@@ -327,13 +327,13 @@ def chain_with(before: str) -> Callable[[str], object]:
     ],
     ids=["load", "DataLoader", "ElasticIterator", "actors", "chain", "mixture", "chain after a stream"],
 )
-def test_what_advice_tells_people_to_write_is_taken(front: Front, write: Callable[[str], object]) -> None:
+def test_what_advice_tells_people_to_write_is_taken(frontend: Frontend, write: Callable[[str], object]) -> None:
     """Each argument or step is one of what the pipeline was made with, and takes such a value."""
-    runs = [run for run in ADVISED if run.get("workers") or not front.is_on_cluster]
-    texts = [advice.text for run in runs for advice in advice_of(snapshot_of_run(**run, front=front))]
+    runs = [run for run in ADVISED if run.get("workers") or not frontend.is_on_cluster]
+    texts = [advice.text for run in runs for advice in advice_of(snapshot_of_run(**run, frontend=frontend))]
     written = {found for text in texts for found in WRITTEN.findall(text)}
 
-    asked = [front.workers, front.buffers, *([] if front.is_on_cluster else [front.reading])]
+    asked = [frontend.workers, frontend.buffers, *([] if frontend.is_on_cluster else [frontend.reading])]
     assert {re.split("[=(]", text)[0] for text in written} == {re.split("[=(]", text)[0] for text in asked}
     for text in written:
         write(text)

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from millstream.loader.measuring import LOADER, Front
+from millstream.loader.measuring import LOADER, Frontend
 from millstream.loader.reporting.snapshot import (
     Kind,
     LoaderSnapshot,
@@ -27,7 +27,7 @@ def snapshot_of_run(
     workers: int = 0,
     threads: int = 16,
     cores: int = 8,
-    front: Front = LOADER,
+    frontend: Frontend = LOADER,
     **measured: Any,
 ) -> LoaderSnapshot:
     """Returns the snapshot of a loader with an operation and a Batch, given seconds by stage, workers and counts."""
@@ -49,7 +49,7 @@ def snapshot_of_run(
         num_threads=threads,
         records_ahead=500,
         num_cores=cores,
-        front=front,
+        frontend=frontend,
     )
 
 
