@@ -41,6 +41,7 @@ from millstream.loader.views import Insight, Inspectable
 from millstream.sharding import ShardOptions
 
 if TYPE_CHECKING:
+    from millstream.loader.replicas.executor import SharedExecutor
     from millstream.loader.scheduling.status import ExecutorStatus
 
 
@@ -92,10 +93,10 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         self._profiler = execution.profiler
         # None once the iterator was moved: a moved iterator repeats no pass by mistake.
         self._passes = beginning.passes
-        self._executor: Executor | None = None
+        self._executor: Executor | SharedExecutor | None = None
         self._watch: Watch | None = None
         # Executors that are no longer used, until they are closed. If an interruption prevents that, it is retried.
-        self._left: set[Executor] = set()
+        self._left: set[Executor | SharedExecutor] = set()
         self._is_closed = False
         self._reason = "call iter(loader) for a new one"
         # The number of batches of the stream before the position, those that were skipped included.
@@ -535,7 +536,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
             if not has_outputs:
                 raise StopIteration
 
-    def _running_executor(self) -> Executor:
+    def _running_executor(self) -> "Executor | SharedExecutor":
         self._check_open()
         if not self._is_sound or (self._executor is not None and self._executor.is_orphaned):
             self._end()
@@ -543,7 +544,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
             if self._passes is not None and self._step == 0:
                 self._passes.begin()
             self._execution.serve_if_requested()
-            self._executor = executor = self._execution.make_executor(self.position_in_plan())
+            self._executor = executor = self._new_executor(self.position_in_plan())
             if executor.runs_user_code_here:
                 self._watch = watch(executor, self.stall_timeout)
             self._is_sound = True
@@ -553,6 +554,18 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
                 self._check_open()
             return executor
         return self._executor
+
+    def _new_executor(self, position: Position) -> "Executor | SharedExecutor":
+        execution = self._execution
+        if self._plan.pipeline.shard.share_on_host and not execution.is_debugging:
+            from millstream.loader.replicas.executor import SharedExecutor  # noqa: PLC0415  (lazy: rarely needed)
+            from millstream.loader.replicas.messages import may_share, name_of_group  # noqa: PLC0415
+
+            if may_share(self._plan):
+                name = name_of_group(self._plan, self._stream)
+                make, timeout = execution.make_executor, execution.stall_timeout
+                return SharedExecutor(make, self._plan, position, name=name, stall_timeout=timeout)
+        return execution.make_executor(position)
 
     def position_in_plan(self) -> Position:
         """Returns the position of the next output. Any thread may call it."""
@@ -597,7 +610,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
             executor.close(deadline)
             self._left.discard(executor)
 
-    def _leave(self) -> Executor | None:
+    def _leave(self) -> "Executor | SharedExecutor | None":
         self.count_delivered()
         # First, because after an exception from here on the executor has passed outputs that are dropped.
         self._is_sound = False

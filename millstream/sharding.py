@@ -35,6 +35,8 @@ class ShardOptions:
             their batches. The global batches therefore depend on this number alone, and a checkpoint can resume on
             every number of shards that divides it. It determines the stream, so keep it for the entire run. A 1:1
             pipeline does not need it, and does not change.
+        share_on_host: True if other processes of this host need the same shard: one of them reads and computes, and the
+            others map its batches. The stream, states and errors are the same.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type or is out of range, or logical_shards is not a multiple of
@@ -53,11 +55,13 @@ class ShardOptions:
     shard_count: int
     drop_remainder: bool = False
     logical_shards: int | None = None
+    share_on_host: bool = dataclasses.field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shard_index", as_integer(self.shard_index, "shard_index"))
         object.__setattr__(self, "shard_count", as_integer(self.shard_count, "shard_count", minimum=1, maximum=1 << 31))
         object.__setattr__(self, "drop_remainder", as_flag(self.drop_remainder, "drop_remainder"))
+        object.__setattr__(self, "share_on_host", as_flag(self.share_on_host, "share_on_host"))
         if not 0 <= self.shard_index < self.shard_count:
             raise ValueError(
                 f"shard_index must be between 0 and shard_count - 1 = {self.shard_count - 1}, got {self.shard_index}."
@@ -151,6 +155,8 @@ class ShardBySharding(ShardOptions):
             first dimension is split into.
         drop_remainder: as in `ShardOptions`.
         logical_shards: as in `ShardOptions`.
+        share_on_host: True to read and compute the batches of all processes of one host that need the same rows in one
+            of them, as `docs/several-hosts.md` explains.
 
     Raises:
         RuntimeError: the environment announces several processes, but JAX is not initialised for them.
@@ -178,6 +184,7 @@ class ShardBySharding(ShardOptions):
         global_batch_size: int,
         drop_remainder: bool = False,
         logical_shards: int | None = None,
+        share_on_host: bool = False,
     ) -> None:
         _check_initialised("ShardBySharding(sharding, …)")
         group = RowGroup.of(sharding)
@@ -186,7 +193,7 @@ class ShardBySharding(ShardOptions):
                 f"global_batch_size must be a multiple of {group.num_parts}, because the sharding splits the rows into "
                 f"{group.num_parts} parts, got {global_batch_size}."
             )
-        super().__init__(group.index, group.count, drop_remainder, logical_shards)
+        super().__init__(group.index, group.count, drop_remainder, logical_shards, share_on_host)
 
 
 @final

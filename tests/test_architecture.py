@@ -30,6 +30,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "processes": {"pipeline", "scheduling", "measuring", "threads", "transport", "workers"},
         "cluster": {"pipeline", "scheduling", "measuring", "threads", "transport", "workers"},
         "monitoring": {"processes", "reporting", "threads"},
+        "replicas": {"checkpoints", "monitoring", "pipeline", "scheduling", "threads", "transport"},
         "reporting": {"measuring", "pipeline", "threads"},
     },
     "dataset": {"nodes": {"step"}},

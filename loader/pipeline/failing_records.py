@@ -14,7 +14,7 @@ A failure counts when the training loop has got past it, not when a thread or wo
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,6 +109,10 @@ class _Failure(NamedTuple):
         return (self.block, self.outputs_before) < (cursor.block, cursor.skip[0])
 
 
+FailuresByShard: TypeAlias = list[list[_Failure]]
+"""Failures of each logical shard, in order."""
+
+
 @final
 class FailuresOfPass:
     """The failed records of one pass over the stream of a shard. They count in the `ErrorLog` once they are delivered.
@@ -184,6 +188,23 @@ class FailuresOfPass:
             for failure in failures.copy()
             if failure.is_before(cursor)
         ]
+
+    def take(self) -> FailuresByShard:
+        """Removes the failures that were not delivered, and returns them without their exceptions."""
+        taken: FailuresByShard = []
+        for failures in self._undelivered:
+            taken.append([one._replace(record=one.record._replace(error=None)) for one in failures])
+            failures.clear()
+        return taken
+
+    def add(self, found: FailuresByShard) -> None:
+        """Adds failures that another pass over the same stream has found. Those before the start do not count."""
+        for own, start, added in zip(self._undelivered, self._start, found, strict=False):
+            if added:
+                fresh = [one for one in added if not one.is_before(start)]
+                merged = {(one.block, one.outputs_before, one.record.position): one for one in (*own, *fresh)}
+                own.clear()
+                own.extend(merged[key] for key in sorted(merged))
 
     def _exceeds_limit(self, failure: FailedRecord, keys: set[int]) -> bool:
         limit = self._log.max_errors

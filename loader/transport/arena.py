@@ -49,12 +49,16 @@ _FAILED = ctypes.c_void_p(-1).value
 class MappedMemory:
     """The first bytes of a file, shared with all processes that map them. It keeps no descriptor.
 
+    Args:
+        is_shared: False to copy each page that this process writes to; the file and other processes then keep theirs.
+
     Raises:
         OSError: the limits of this process do not allow a map of this size.
     """
 
-    def __init__(self, descriptor: int, num_bytes: int) -> None:
-        address = _library.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
+    def __init__(self, descriptor: int, num_bytes: int, *, is_shared: bool = True) -> None:
+        kind = mmap.MAP_SHARED if is_shared else mmap.MAP_PRIVATE
+        address = _library.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, kind, descriptor, 0)
         if address == _FAILED:
             raise OSError(ctypes.get_errno(), f"Cannot map {num_bytes} bytes: {os.strerror(ctypes.get_errno())}")
         self.address = int(address)

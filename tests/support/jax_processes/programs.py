@@ -361,7 +361,7 @@ def fill_meshes(save_to: Path, meshes: dict[str, tuple[tuple[int, ...], tuple[st
     for name, (shape, axes, spec) in meshes.items():
         mesh = jax.make_mesh(shape, axes)
         sharding = NamedSharding(mesh, PartitionSpec(*spec))
-        shard = millstream.ShardBySharding(sharding, GLOBAL_BATCH, drop_remainder=True)
+        shard = millstream.ShardBySharding(sharding, GLOBAL_BATCH, drop_remainder=True, share_on_host=True)
         taken = []
         with millstream.device_put(iter(loader(shard, Row())), sharding) as batches:
             for batch in itertools.islice(batches, 2):

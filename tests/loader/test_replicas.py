@@ -1,0 +1,368 @@
+"""Processes of one host that need the same batches: one reads, and each has exactly its stream."""
+
+import contextlib
+import dataclasses
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self, final
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import millstream
+from millstream.loader.replicas import reader
+from support.draw.random_groupings import GROUPINGS, grouping_pipelines
+from support.draw.random_pipelines import (
+    UNEVEN_ENDS,
+    Pipeline,
+    dealt_pipelines,
+    one_to_one_operations,
+    pipelines,
+)
+from support.laws import expected_of, loader_of
+from support.processes.process_tree import processes_below
+from support.processes.worker_pools import environment
+from support.streams import comparable, drain
+
+pytestmark = [UNEVEN_ENDS, pytest.mark.usefixtures("small_groups")]
+
+PIPELINES: dict[str, st.SearchStrategy[Pipeline]] = {
+    "1:1": pipelines(one_to_one_operations),
+    "any": pipelines(),
+    "logical shards": dealt_pipelines(),
+    "packing": grouping_pipelines(next(iter(GROUPINGS))),
+}
+
+
+SHARED = millstream.ShardOptions(0, 1, share_on_host=True)
+
+
+def sharing(pipeline: Pipeline) -> Pipeline:
+    return dataclasses.replace(pipeline, shard=dataclasses.replace(pipeline.shard, share_on_host=True))
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+@given(data=st.data())
+@settings(deadline=None, max_examples=25)
+def test_each_member_has_its_stream(kind: str, data: st.DataObject) -> None:
+    """Members that move in any order, and to any positions, get the oracle's elements and its error."""
+    pipeline = sharing(data.draw(PIPELINES[kind]))
+    expected, error = expected_of(pipeline)
+    threads = millstream.ReadOptions(data.draw(st.sampled_from([0, 2])))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "PATIENCE_SECONDS", data.draw(st.sampled_from([0.0, 0.05])))
+        patch.setattr(reader, "MAX_UNREAD", data.draw(st.sampled_from([5, 64])))
+        members = [iter(loader_of(pipeline, read_options=threads)) for _ in range(3)]
+        for number in data.draw(st.lists(st.integers(0, 2), max_size=30)):
+            member = members[number]
+            if member.step < len(expected):
+                assert comparable(next(member)) == expected[member.step - 1]
+            if data.draw(st.integers(0, 5)) == 0:
+                moved = data.draw(st.sampled_from(members))
+                if data.draw(st.booleans()):
+                    moved.set_state(member.get_state())
+                else:
+                    moved.seek(data.draw(st.integers(0, len(expected))))
+        for member in members:
+            step = member.step
+            assert drain(member) == (expected[step:], error)
+            member.close()
+
+
+STEPS, SIZE = 12, 8
+
+
+class Counted:
+    """A source of dicts that counts its reads."""
+
+    def __init__(self, num_records: int = 10_000, num_numbers: int = 1000) -> None:
+        self.reads: list[int] = []
+        self._num_records, self._num_numbers = num_records, num_numbers
+
+    def __len__(self) -> int:
+        return self._num_records
+
+    def __getitem__(self, key: int) -> dict[str, Any]:
+        self.reads.append(key)
+        return {"number": key, "pixels": np.full(self._num_numbers, key)}
+
+    def fingerprint(self) -> str:
+        return f"Counted {self._num_records} {self._num_numbers}"
+
+
+def shifted(element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    if element["number"] % 7 == 3:
+        raise ValueError(element["number"])
+    return element | {"shift": rng.random()}
+
+
+def is_kept(element: dict[str, Any]) -> bool:
+    return bool(element["number"] % 3)
+
+
+def members_of(
+    count: int, source: Any, *, shares: bool = True, operations: Any = (), **options: Any
+) -> list[millstream.DataLoader]:
+    """Returns equal loaders, as several processes have them."""
+    return [
+        millstream.load(
+            source,
+            shuffle=True,
+            seed=0,
+            transformations=operations,
+            batch_size=SIZE,
+            shard_options=millstream.ShardOptions(0, 1, share_on_host=shares),
+            **{"read_options": millstream.ReadOptions(num_threads=0), **options},
+        )
+        for _ in range(count)
+    ]
+
+
+def taken(iterators: Sequence[Any], steps: int = STEPS) -> list[list[Any]]:
+    """Returns the next batches of iterators that take each step together, as those of a training do."""
+    batches = [[comparable(next(iterator)) for iterator in iterators] for _ in range(steps)]
+    return [list(own) for own in zip(*batches, strict=True)]
+
+
+def alone(source: Any, steps: int = STEPS, **options: Any) -> list[Any]:
+    """Returns the first batches of a loader that shares with no other."""
+    (loader,) = members_of(1, source, shares=False, **options)
+    with iter(loader) as batches:
+        return [comparable(next(batches)) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("drops", [False, True])
+def test_one_reads(count: int, drops: bool) -> None:
+    """Any number of members reads as many records as one, and all have its batches."""
+    options: dict[str, Any] = {"operations": [millstream.Filter(is_kept)] if drops else []}
+    source = Counted()
+    with contextlib.ExitStack() as stack:
+        members = [stack.enter_context(iter(loader)) for loader in members_of(count, source, **options)]
+        assert taken(members) == [alone(Counted(), **options)] * count
+    assert len(set(source.reads)) == len(source.reads)
+    assert drops or len(source.reads) <= SIZE * (STEPS + reader.AHEAD + 1)
+
+
+def test_workers_are_those_of_one() -> None:
+    """Of members with worker processes, only the one that reads starts them, and it keeps them for its next pass."""
+    source = Counted(num_records=10 * SIZE)
+    options: dict[str, Any] = {"worker_count": 1, "num_epochs": 1}
+    loaders = members_of(3, source, **options)
+    with contextlib.ExitStack() as stack:
+        for loader in loaders:
+            stack.enter_context(loader)
+        for _ in range(2):
+            assert taken([iter(loader) for loader in loaders], 10) == [alone(source, 10, num_epochs=1)] * 3
+        assert len([process for process in processes_below() if process.name() == "millstream-w0"]) == 1
+
+
+def test_members_may_change_their_batches() -> None:
+    """A change that one member makes to its batch is in no other's, as if each had read it."""
+    first, second = (iter(loader) for loader in members_of(2, Counted(num_numbers=100_000)))
+    with first, second:
+        changed, batch = next(first), next(second)
+        expected = batch["pixels"].copy()
+        changed["pixels"] += 1
+        assert (batch["pixels"] == expected).all()
+        assert (changed["pixels"] == expected + 1).all()
+
+
+def test_without_memory_each_reads(caplog: pytest.LogCaptureFixture) -> None:
+    """If the system has no memory for what is shared, each member reads by itself, and says so."""
+    source, limit = Counted(num_numbers=100_000), resource.getrlimit(resource.RLIMIT_FSIZE)
+    first, second = members = [iter(loader) for loader in members_of(2, source)]
+    with first, second:
+        batches = taken(members, 2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
+        try:
+            after = taken(members, 4)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert [own + later for own, later in zip(batches, after, strict=True)] == [alone(source, 6)] * 2
+    assert caplog.text.count("this process reads by itself") == 2
+
+
+def test_batches_that_cannot_be_pickled_are_not_shared(caplog: pytest.LogCaptureFixture) -> None:
+    """Elements of a class without a name reach each member, which reads by itself and says why."""
+
+    class Local:
+        pass
+
+    def as_local(_: Any) -> Local:
+        return Local()
+
+    loaders = [millstream.load(range(9), transformations=[as_local], shard_options=SHARED) for _ in range(2)]
+    first, second = map(iter, loaders)
+    with first, second:
+        assert [type(next(member)) for member in (first, second, first)] == [Local] * 3
+    assert caplog.text.count("cannot be pickled") == 2
+
+
+def test_resuming_joins_again() -> None:
+    """States of members are those of one alone, and members that resume from one share again."""
+    source = Counted()
+    expected = alone(source)
+    (loader,) = members_of(1, source, shares=False)
+    with iter(loader) as batches, contextlib.ExitStack() as stack:
+        members = [stack.enter_context(iter(loader)) for loader in members_of(3, source)]
+        for _ in range(STEPS // 2):
+            next(batches)
+        taken(members, STEPS // 2)
+        assert {member.get_state() for member in members} == {batches.get_state()}
+        taken(members[:1], 2)
+        for member in members:
+            member.set_state(batches.get_state())
+        source.reads.clear()
+        assert taken(members, STEPS // 2) == [expected[STEPS // 2 :]] * 3
+        assert len(source.reads) <= SIZE * (STEPS // 2 + reader.AHEAD + 1)
+
+
+def test_failing_records_count_for_each_member() -> None:
+    """Records that are skipped count in each member as if it had read them."""
+    options: dict[str, Any] = {"operations": [millstream.RandomMap(shifted)], "on_error": "skip"}
+    own, *shared = [*members_of(1, Counted(), shares=False, **options), *members_of(3, Counted(), **options)]
+    with contextlib.ExitStack() as stack:
+        members = [stack.enter_context(iter(loader)) for loader in (own, *shared)]
+        batches = taken(members)
+        assert batches == [batches[0]] * 4
+        assert own.errors
+        assert [loader.errors for loader in shared] == [own.errors] * 3
+
+
+def test_epochs_and_devices() -> None:
+    """Each epoch of `loader.epochs` is shared, with its own order, also if it is staged on a device."""
+    source = Counted(num_records=6 * SIZE)
+    (own,) = members_of(1, source, shares=False)
+    expected = [[batch["number"].tolist() for batch in batches] for _, batches in own.epochs(2)]
+    source.reads.clear()
+    epochs = [loader.epochs(2) for loader in members_of(2, source)]
+    for number, both in enumerate(zip(*epochs, strict=True)):
+        with contextlib.ExitStack() as stack:
+            iterators = [stack.enter_context(millstream.device_put(batches)) for _, batches in both]
+            for step in range(6):
+                for iterator in iterators:
+                    assert next(iterator)["number"].tolist() == expected[number][step]
+    assert len(source.reads) == len(source) * 2
+
+
+def test_a_member_that_does_not_move_holds_up_nobody() -> None:
+    """A member that stays at its batch is left behind after PATIENCE_SECONDS, and later has its own batches."""
+    source = Counted()
+    expected = alone(source, 20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "PATIENCE_SECONDS", 0.1)
+        patch.setattr(reader, "MAX_UNREAD", 8)
+        first, second = (iter(loader) for loader in members_of(2, source))
+        with first, second:
+            assert taken([first, second], 1) == [expected[:1]] * 2
+            assert taken([first], 19) == [expected[1:]]
+            assert taken([second], 9) == [expected[1:10]]
+
+
+MEMBER = """
+import hashlib, os, sys, time
+import millstream
+
+class Source:
+    def __len__(self):
+        return 10_000
+    def __getitem__(self, key):
+        with open("reads", "a") as log:
+            log.write(f"{os.getpid()}\\n")
+        return key
+
+shard = millstream.ShardOptions(0, 1, share_on_host=sys.argv[1] == "shares")
+loader = millstream.load(
+    Source(), shuffle=True, seed=0, batch_size=8, shard_options=shard, stall_timeout=1.0,
+    transformations=[millstream.RandomMap(lambda key, rng: key + rng.random())],
+    read_options=millstream.ReadOptions(num_threads=0),
+)
+batches = iter(loader)
+for line in sys.stdin:
+    print(hashlib.md5(b"".join(next(batches).tobytes() for _ in range(int(line)))).hexdigest(), flush=True)
+"""
+
+
+@final
+class Member:
+    """A process that reads a stream when it is asked to."""
+
+    def __init__(self, folder: Path, name: str = "shares") -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", MEMBER, name],
+            cwd=folder,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        with self.process:
+            pass
+
+    def begin(self, count: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> str:
+        """Returns a digest of the batches that it was asked for."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+
+def answers(members: Sequence[Member], count: int) -> list[str]:
+    for member in members:
+        member.begin(count)
+    return [member.answer() for member in members]
+
+
+@pytest.mark.slow
+def test_processes_that_are_killed_and_stopped(tmp_path: Path) -> None:
+    """Whenever the process that reads is killed or stopped, or another one, the others get the batches that follow.
+
+    One process reads at a time. A stopped one is not waited for longer than half of the stall timeout, and has its own
+    batches when it goes on.
+    """
+    log = tmp_path / "reads"
+
+    def who_reads() -> int:
+        return int(log.read_text().split()[-1])
+
+    with contextlib.ExitStack() as stack:
+        own, *members = [stack.enter_context(Member(tmp_path, name)) for name in ("alone", *["shares"] * 4)]
+        counts = [1, 1, 100, 50, 3]
+        expected = [answers([own], count)[0] for count in counts]
+        log.unlink()
+        for count in (0, 1):
+            assert answers(members, counts[count]) == [expected[count]] * 4
+        assert len(set(log.read_text().split())) == 1
+        # Killed at some moment of its work: the reader, then one that does not read.
+        for count, kills_reader in ((2, True), (3, False)):
+            for member in members:
+                member.begin(counts[count])
+            killed = next(member for member in members if (member.process.pid == who_reads()) == kills_reader)
+            members.remove(killed)
+            killed.process.kill()
+            assert [member.answer() for member in members] == [expected[count]] * len(members)
+        stopped = next(member for member in members if member.process.pid == who_reads())
+        stopped.process.send_signal(signal.SIGSTOP)
+        members.remove(stopped)
+        assert answers(members, counts[4]) == expected[4:]
+        stopped.process.send_signal(signal.SIGCONT)
+        assert answers([stopped], counts[4]) == expected[4:]
+        names = Path("/proc/net/unix").read_text()
+    assert "@millstream-" in names
+    assert "@millstream-" not in Path("/proc/net/unix").read_text()
