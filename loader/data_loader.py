@@ -460,7 +460,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             return timed
         from millstream.loader.debugging import DebugChecks  # noqa: PLC0415  (lazy: off by default)
 
-        checks = DebugChecks(pipeline)
+        checks = DebugChecks(pipeline, self._workers.worker_init_fn)
         return lambda label, function: timed(label, checks.watch(label, function))
 
 

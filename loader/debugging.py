@@ -7,7 +7,6 @@ once per operation.
 
 import contextlib
 import copy
-import dataclasses
 import functools
 import pickle
 import random
@@ -27,6 +26,7 @@ from millstream.loader.pipeline.stages import split_stages
 from millstream.loader.reporting.preview import first_outputs
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.transport.payload import unpicklable_leaves
+from millstream.loader.transport.pipeline_file import WorkerInit
 from millstream.samplers.index import SequentialSampler
 from millstream.transforms import Filter
 
@@ -40,8 +40,9 @@ DEPTH = 8
 class DebugChecks:
     """Wraps the steps of a pipeline, and warns of mistakes in them."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, worker_init_fn: WorkerInit) -> None:
         self._pipeline = pipeline
+        self._worker_init_fn = worker_init_fn
         self._is_compared = False
         # Records that differ by epoch are not at their keys.
         self._source = () if pipeline.view.differs_by_epoch else pipeline.source
@@ -181,7 +182,7 @@ class DebugChecks:
             return
         here = FirstResults(self._pipeline)[0]
         try:
-            in_worker = _in_worker(self._pipeline)
+            in_worker = _in_worker(self._pipeline, self._worker_init_fn)
         except TypeError:
             # The pipeline cannot be pickled, which is an error if there are workers.
             return
@@ -255,12 +256,10 @@ class FirstResults:
         return "the first results of a pipeline"
 
 
-def _in_worker(pipeline: Pipeline) -> Mapping[str, Results]:
+def _in_worker(pipeline: Pipeline, worker_init_fn: WorkerInit) -> Mapping[str, Results]:
     """Returns the first results of the stages of a pipeline in a worker process."""
-    asked = dataclasses.replace(
-        Pipeline.of(FirstResults(pipeline), SequentialSampler(1), (), None), worker_init_fn=pipeline.worker_init_fn
-    )
-    workers = MultiprocessingOptions(num_workers=1, per_worker_buffer_size=1)
+    asked = Pipeline.of(FirstResults(pipeline), SequentialSampler(1), (), None)
+    workers = MultiprocessingOptions(num_workers=1, per_worker_buffer_size=1, worker_init_fn=worker_init_fn)
     with contextlib.closing(Execution(asked, workers, ReadOptions(num_threads=0))) as execution:
         found: Mapping[str, Results] = next(DataLoaderIterator.of(execution))
     return found

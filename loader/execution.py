@@ -72,8 +72,6 @@ class Execution:
     ) -> None:
         if config.py_debug_mode:
             pipeline = dataclasses.replace(pipeline, measures_costs=True)
-        if workers.worker_init_fn is not None:
-            pipeline = dataclasses.replace(pipeline, worker_init_fn=workers.worker_init_fn)
         self.pipeline = pipeline
         self._ray_workers = ray_workers
         self._frontend = frontend

@@ -75,11 +75,11 @@ class PipelineActor:
             pickled, buffers = pipeline
             # The trainer's process may be that of another machine.
             with trainer.served(f"millstream-a{index}", lambda: None, lambda *_: None):
-                (whole,), self._classes = unpickle_pipelines(pickled, _with_private_copies(buffers))
+                (whole,), init, self._classes = unpickle_pipelines(pickled, _with_private_copies(buffers))
             # Ray prints what an actor prints. Without a handler, that would be warnings only.
             logging.basicConfig()
-            if whole.worker_init_fn is not None:
-                whole.worker_init_fn(index, num_workers)
+            if init is not None:
+                init(index, num_workers)
             readers, allocate = ReaderThreads(affordable_threads(num_threads)), self._memory.allocate
             self._runner_of = runner_of_epochs(
                 whole, self._classes, readers=readers, allocate=allocate, pack=self._pack

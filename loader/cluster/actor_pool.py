@@ -79,7 +79,7 @@ class ActorPool:
 
         self._owner = os.getpid()
         self._stopped = False
-        pickled, buffers, self.classes = pickle_pipelines([pipeline], "workers")
+        pickled, buffers, self.classes = pickle_pipelines([pipeline], workers.worker_init_fn, "workers")
         connect(ray_workers.address)
         context = ray.get_runtime_context()
         self.cluster = context.gcs_address

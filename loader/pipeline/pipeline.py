@@ -89,7 +89,6 @@ class Pipeline:
         epoch: the number of the epoch that `of_epoch` returned; None for the complete order.
         changes: the weights of a mixture that were set at run time, as JSON: pairs of a position and weights; "" for
             none.
-        worker_init_fn: called once in each worker process with its index and their number; None for nothing.
         num_local: the number of last operations that run in the consumer's process, in its thread or threads of their
             own, even if workers or threads run the operations before them.
         is_loaders: True if keys are those of the source's records, False if they are positions in a chain.
@@ -105,7 +104,6 @@ class Pipeline:
     measures_costs: bool = False
     epoch: int | None = None
     changes: str = ""
-    worker_init_fn: Callable[[int, int], object] | None = None
     num_local: int = 0
     is_loaders: bool = False
 

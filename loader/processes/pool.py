@@ -354,7 +354,9 @@ class Pool:
             with explained_limits(self._options.num_workers):
                 # First, because a new fork server takes longest: meanwhile, the pipelines are pickled.
                 in_fresh_thread(self._state.connect)
-                chunks, self._pipeline_file, self.classes = pack_pipelines(list(pipelines.values()))
+                chunks, self._pipeline_file, self.classes = pack_pipelines(
+                    list(pipelines.values()), workers.worker_init_fn
+                )
                 in_fresh_thread(functools.partial(self._state.store, chunks))
                 self._arena_bytes = arena_size(
                     min(memory_budget(), reading.max_buffer_bytes or sys.maxsize), workers.num_workers

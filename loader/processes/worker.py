@@ -125,12 +125,11 @@ class WorkerPipelines:
             _reading(descriptor),
             trainer.served(worker_name(fork.number), open_parent, report) as self._imports,
         ):
-            pipelines, self._classes = read_pipelines(descriptor, fork.pipeline)
+            pipelines, init, self._classes = read_pipelines(descriptor, fork.pipeline)
         log.install()
-        for pipeline in pipelines:
-            if pipeline.worker_init_fn is not None:
-                with _noting("called worker_init_fn"):
-                    pipeline.worker_init_fn(fork.worker_index, fork.num_workers)
+        if init is not None:
+            with _noting("called worker_init_fn"):
+                init(fork.worker_index, fork.num_workers)
         log.keep_root()
         self.allocator = Allocator(arena, fork.arena_bytes)
         self._readers = ReaderThreads(affordable_threads(fork.num_threads))
@@ -143,7 +142,7 @@ class WorkerPipelines:
         """Adds a pipeline, and closes its file. If it cannot be read, that is the error of all its calls."""
         try:
             with _reading(descriptor):
-                (pipeline,), classes = read_pipelines(descriptor, message.file)
+                (pipeline,), _, classes = read_pipelines(descriptor, message.file)
                 apply_variables(message.variables, self._imports)
                 self._classes.define(dict(zip(message.classes, classes, strict=True)))
                 self._add(message.number, pipeline)

@@ -13,9 +13,9 @@ import os
 import pickle
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 from millstream.core.signals import is_from_signal_handler
 from millstream.core.warn import log_warning
@@ -38,6 +38,9 @@ _MAX_DEPTH = 3
 PRIVATE_BYTES = 1 << 26
 """A warning is logged if the memory of a pipeline that each worker needs for itself reaches this size."""
 
+WorkerInit: TypeAlias = Callable[[int, int], object] | None
+"""The user's function that each worker calls once, with its index and the number of workers; None for nothing."""
+
 _reported: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
 """The pipelines with a logged warning. They are not reported again when workers are started again."""
 
@@ -51,9 +54,11 @@ class PipelineFile(NamedTuple):
 
 
 def pickle_pipelines(
-    pipelines: Sequence[Pipeline], argument: str = "worker_count"
+    pipelines: Sequence[Pipeline], worker_init_fn: WorkerInit = None, argument: str = "worker_count"
 ) -> tuple[memoryview, list[memoryview], ClassTable]:
     """Returns the pickle of pipelines, the memory of their large arrays, and their classes that cross by value.
+
+    The pickle contains `worker_init_fn`, which may share objects with the pipelines.
 
     Raises:
         TypeError: an attribute of a pipeline cannot be pickled. The text names the operation and the attribute, and
@@ -70,12 +75,12 @@ def pickle_pipelines(
     file = io.BytesIO()
     try:
         shared = tuple(dataclasses.replace(pipeline, source=share(pipeline.source)) for pipeline in pipelines)
-        classes = dump_with_classes((_prelude(), shared), file, take_out)
+        classes = dump_with_classes((_prelude(), shared, worker_init_fn), file, take_out)
     except Exception as error:
         if is_from_signal_handler(error):
             raise
         raise TypeError(
-            f"{argument}: {unpicklable_object(pipelines)} cannot be sent to worker processes: {error}\n"
+            f"{argument}: {unpicklable_object(pipelines, worker_init_fn)} cannot be sent to worker processes: {error}\n"
             "Create it when it is first used, for instance in a function with functools.cache. Or leave it out in "
             "__getstate__ and create it in __setstate__. Or use no workers."
         ) from error
@@ -85,15 +90,24 @@ def pickle_pipelines(
     return pickled, large, classes
 
 
-def unpickle_pipelines(pickled: Any, buffers: Iterable[Any]) -> tuple[tuple[Pipeline, ...], ClassTable]:
-    """Returns the pipelines that `pickle_pipelines` pickled, and the classes that crossed by value."""
-    (_, pipelines), classes = pickle.loads(pickled, buffers=buffers)  # noqa: S301  (written by the parent)
-    return pipelines, ClassTable(classes)
+class ReadPipelines(NamedTuple):
+    """The content of the pickle of pipelines."""
+
+    pipelines: tuple[Pipeline, ...]
+    worker_init_fn: WorkerInit
+    classes: ClassTable
 
 
-def pack_pipelines(pipelines: Sequence[Pipeline]) -> tuple[list[memoryview], PipelineFile, ClassTable]:
+def unpickle_pipelines(pickled: Any, buffers: Iterable[Any]) -> ReadPipelines:
+    (_, pipelines, worker_init_fn), classes = pickle.loads(pickled, buffers=buffers)  # noqa: S301  (from the parent)
+    return ReadPipelines(pipelines, worker_init_fn, ClassTable(classes))
+
+
+def pack_pipelines(
+    pipelines: Sequence[Pipeline], worker_init_fn: WorkerInit = None
+) -> tuple[list[memoryview], PipelineFile, ClassTable]:
     """Returns the content of the pipeline file in chunks, its layout, and the classes that cross by value."""
-    pickled, large, classes = pickle_pipelines(pipelines)
+    pickled, large, classes = pickle_pipelines(pipelines, worker_init_fn)
     chunks, buffers, end = [pickled], [], pickled.nbytes
     for raw in large:
         start = -(-end // 64) * 64
@@ -114,8 +128,8 @@ def write_chunks(chunks: Sequence[memoryview]) -> int:
     return descriptor
 
 
-def read_pipelines(descriptor: int, file: PipelineFile) -> tuple[tuple[Pipeline, ...], ClassTable]:
-    """Returns the pipelines that the parent has written, and the classes that crossed by value.
+def read_pipelines(descriptor: int, file: PipelineFile) -> ReadPipelines:
+    """Returns the pipelines that the parent has written.
 
     Their large arrays are copy-on-write views of pages that all workers share.
     """
@@ -168,9 +182,9 @@ def unwrapped(shared: SharedRecords) -> SharedRecords:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def unpicklable_object(pipelines: Sequence[Pipeline]) -> str:
+def unpicklable_object(pipelines: Sequence[Pipeline], worker_init_fn: WorkerInit) -> str:
     """Returns a description of the first object that cannot be pickled: source, sampler or operation, and attribute."""
-    for name, owner in _objects(pipelines):
+    for name, owner in [*_objects(pipelines), ("worker_init_fn", worker_init_fn)]:
         if _num_bytes(owner) is None:
             culprits = ", ".join(_unpicklable_members(owner, "attribute ", _MAX_DEPTH))
             return f"{name} ({culprits})" if culprits else name
