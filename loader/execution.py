@@ -140,7 +140,7 @@ class Execution:
     @property
     def is_debugging(self) -> bool:
         """True if everything runs in the consumer's thread, as with `debug=True`."""
-        return self._front.is_debugging
+        return self._frontend.is_debugging
 
     def register(self, iterator: Measured) -> None:
         """Adds a new iterator to those that the views know, and that `close` closes."""

@@ -22,7 +22,7 @@ from millstream.loader.replicas.messages import MESSAGE_BYTES, OWN_SOCKETS, Apar
 from millstream.loader.replicas.reader import Reader, bound, taken_failures
 from millstream.loader.scheduling.executor import Executor
 from millstream.loader.scheduling.status import ExecutorStatus
-from millstream.loader.threads.waiting import SLICE_SECONDS, Wait
+from millstream.loader.threads.waiting import SLICE_SECONDS, StallClock
 from millstream.loader.transport.arena import LARGE_LEAF_BYTES, MappedMemory
 from millstream.loader.transport.payload import COPIED_BYTES, copied
 
@@ -279,18 +279,19 @@ class SharedExecutor:
         limit = self._stall_timeout if reads_here else self._stall_timeout / 2
         if self._alone is not None:
             limit = min(limit, 2 * readers.PATIENCE_SECONDS)
-        wait, waited = Wait(limit), 0.0
+        clock = StallClock(limit)
         while True:
-            seconds = min(wait.seconds, max(0.0, limit - waited))
-            connection.settimeout(max(seconds, _RACE_SECONDS))
+            since = time.monotonic()
+            connection.settimeout(max(clock.seconds, _RACE_SECONDS))
             with contextlib.suppress(TimeoutError):
                 data, descriptors, *_ = socket.recv_fds(connection, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
                 return data, descriptors
-            waited += seconds
-            if not reads_here and waited >= limit:
-                raise TimeoutError(f"the process that reads has sent nothing for {waited:.1f} s")
-            if reads_here and (error := wait.timed_out("the outputs for this host", self._threads)) is not None:
-                raise error
+            clock.passed(time.monotonic() - since)
+            if reads_here:
+                if (error := clock.stall_of("the outputs for this host", self._threads)) is not None:
+                    raise error
+            elif clock.is_over:
+                raise TimeoutError(f"the process that reads has sent nothing for {clock.waited:.1f} s")
 
     @property
     def _threads(self) -> Sequence[Any]:
