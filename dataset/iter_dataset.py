@@ -648,6 +648,10 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         IterDataset.__init__(self, parents)
         self._step = step
 
+    def _made_as(self, stream: "IterDataset[Any]") -> None:
+        """Constructs a dataset of a subclass that is the result of a method under another name."""
+        self._made_of(stream._step, *stream.parents)  # noqa: SLF001  (of this class)
+
 
 def made(step: StreamStep, *parents: Any) -> IterDataset[Any]:
     """Returns a dataset of a step."""

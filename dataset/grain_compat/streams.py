@@ -1,27 +1,23 @@
-"""Streams and datasets under Grain's names: joins, operations, prefetching, options, transfer to devices."""
+"""Streams and datasets under Grain's names, which are results of methods of chains; and transfer to devices."""
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, SupportsIndex, TypeVar, final
 
-from millstream.core.checks import as_flag, as_integer, as_integer_or_none
+from millstream.core.checks import as_flag, as_integer
 from millstream.dataset.chain import Chain
 from millstream.dataset.iter_dataset import IterDataset, as_stream, as_streams, made
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.joins.limits import Cache, Take
-from millstream.dataset.joins.turns import Repeat
-from millstream.dataset.joins.zipping import Zip
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.node_source import node_of
 from millstream.dataset.options import DatasetOptions
-from millstream.dataset.stream_steps import Ahead, Leaf, OpenBelow, Operate, StreamStep, WithOptions, step_of, steps_of
+from millstream.dataset.stream_steps import Leaf, OpenBelow, StreamStep, WithOptions, step_of, steps_of
 from millstream.loader.device_iterator import DeviceIterator
 from millstream.loader.device_placement import Placement
 from millstream.loader.threads.options import ReadOptions
-from millstream.transforms import FlatMap, Transformation
+from millstream.transforms import FlatMap
 from millstream.transforms.packing.bins import BestFitPack, BinPack, FirstFitPack
 from millstream.transforms.packing.concat_then_split import BOSHandling, ConcatThenSplit
-from millstream.transforms.regrouping import Rebatch, WindowShuffle
 
 
 class LimitIterDataset(IterDataset[Any]):
@@ -40,8 +36,7 @@ class LimitIterDataset(IterDataset[Any]):
     """
 
     def __init__(self, parent: Any, count: SupportsIndex) -> None:
-        stream = as_stream(parent, "parent")
-        self._made_of(Take(steps_of([stream]), as_integer(count, "count", minimum=1)), stream)
+        self._made_as(as_stream(parent, "parent").take(count))
 
 
 class RepeatIterDataset(IterDataset[Any]):
@@ -60,8 +55,7 @@ class RepeatIterDataset(IterDataset[Any]):
     """
 
     def __init__(self, parent: Any, num_epochs: SupportsIndex | None = None) -> None:
-        stream = as_stream(parent, "parent")
-        self._made_of(Repeat(steps_of([stream]), as_integer_or_none(num_epochs, "num_epochs")), stream)
+        self._made_as(as_stream(parent, "parent").repeat(num_epochs))
 
 
 class CacheIterDataset(IterDataset[Any]):
@@ -82,8 +76,7 @@ class CacheIterDataset(IterDataset[Any]):
     """
 
     def __init__(self, parent: Any) -> None:
-        stream = as_stream(parent, "parent")
-        self._made_of(Cache(steps_of([stream])), stream)
+        self._made_as(as_stream(parent, "parent").cache())
 
 
 class ZipIterDataset(IterDataset[tuple[Any, ...]]):
@@ -106,8 +99,8 @@ class ZipIterDataset(IterDataset[tuple[Any, ...]]):
     def __init__(self, parents: Sequence[Any], *, strict: bool = True) -> None:
         if not parents:
             raise ValueError("ZipIterDataset needs at least one dataset, got none.")
-        streams = as_streams(parents, "parents")
-        self._made_of(Zip(steps_of(streams), as_flag(strict, "strict")), *streams)
+        first, *others = as_streams(parents, "parents")
+        self._made_as(first.zip(*others, strict=strict))
 
 
 class ZipMapDataset(MapDataset[tuple[Any, ...]]):
@@ -169,22 +162,13 @@ class InterleaveIterDataset(IterDataset[Any]):
         iter_buffer_size: int = 1,
     ) -> None:
         del num_make_iter_threads, make_iter_buffer_size, iter_buffer_size
-        stream = IterDataset.interleave(datasets, cycle_length)
-        self._made_of(stream._step, *stream.parents)  # noqa: SLF001  (of the base class)
+        self._made_as(IterDataset.interleave(datasets, cycle_length))
 
 
 T = TypeVar("T")
 
 
-class _Operated(IterDataset[Any]):
-    """A stream after an operation."""
-
-    def __init__(self, parent: Any, operation: Transformation) -> None:
-        stream = as_stream(parent, "parent")
-        self._made_of(Operate.after(step_of(stream), operation), stream)
-
-
-class _PackIterDataset(_Operated):
+class _PackIterDataset(IterDataset[Any]):
     """Whole documents packed into rows. Subclasses choose the row of a document."""
 
     _operation: type[BinPack]
@@ -216,7 +200,7 @@ class _PackIterDataset(_Operated):
             pack_alignment_struct=pack_alignment_struct,
             shuffle_bins_group_by_feature=shuffle_bins_group_by_feature,
         )
-        super().__init__(parent, operation)
+        self._made_as(as_stream(parent, "parent").apply(operation))
 
 
 class FirstFitPackIterDataset(_PackIterDataset):
@@ -297,7 +281,7 @@ class BestFitPackIterDataset(_PackIterDataset):
     _operation = BestFitPack
 
 
-class ConcatThenSplitIterDataset(_Operated):
+class ConcatThenSplitIterDataset(IterDataset[Any]):
     """Rows split from concatenated documents. Only the last row has padding.
 
     It is `parent.apply(ConcatThenSplit(...))` with Grain's arguments; see `ConcatThenSplit` for rows and errors.
@@ -348,10 +332,10 @@ class ConcatThenSplitIterDataset(_Operated):
             bos_features=bos_features,
             bos_token_id=bos_token_id,
         )
-        super().__init__(parent, operation)
+        self._made_as(as_stream(parent, "parent").apply(operation))
 
 
-class WindowShuffleIterDataset(_Operated):
+class WindowShuffleIterDataset(IterDataset[Any]):
     """The elements of a dataset, shuffled within windows of `window_size` in a row.
 
     Each window has its own order, and is kept in memory as a whole.
@@ -371,10 +355,10 @@ class WindowShuffleIterDataset(_Operated):
     """
 
     def __init__(self, parent: Any, *, window_size: SupportsIndex, seed: SupportsIndex) -> None:
-        super().__init__(parent, WindowShuffle(window_size, seed))
+        self._made_as(as_stream(parent, "parent").window_shuffle(window_size, seed))
 
 
-class RebatchIterDataset(_Operated):
+class RebatchIterDataset(IterDataset[Any]):
     """Batches of one size, rebuilt from batches of any size. Rows keep their order, and no row is lost.
 
     Args:
@@ -392,10 +376,10 @@ class RebatchIterDataset(_Operated):
     """
 
     def __init__(self, parent: Any, batch_size: SupportsIndex, drop_remainder: bool = False) -> None:
-        super().__init__(parent, Rebatch(batch_size, drop_remainder))
+        self._made_as(as_stream(parent, "parent").rebatch(batch_size, drop_remainder=drop_remainder))
 
 
-class FlatMapIterDataset(_Operated):
+class FlatMapIterDataset(IterDataset[Any]):
     """The children into which an operation splits each element.
 
     Args:
@@ -413,12 +397,7 @@ class FlatMapIterDataset(_Operated):
     """
 
     def __init__(self, parent: Any, transform: FlatMap[Any, Any]) -> None:
-        if not isinstance(transform, FlatMap):
-            raise TypeError(
-                f"transform must be a FlatMap, which knows its max_fan_out, got {transform!r}: "
-                "write FlatMap(function, max_fan_out)."
-            )
-        super().__init__(parent, transform)
+        self._made_as(as_stream(parent, "parent").flat_map(transform))
 
 
 class WindowShuffleMapDataset(MapDataset[T]):
@@ -493,20 +472,18 @@ class ThreadPrefetchIterDataset(IterDataset[Any]):
     def __init__(self, parent: Any, *, prefetch_buffer_size: SupportsIndex) -> None:
         size = as_integer(prefetch_buffer_size, "prefetch_buffer_size", minimum=0)
         stream = as_stream(parent, "parent")
-        reading = ReadOptions(1, size) if size and not _works_ahead(step_of(stream)) else None
-        self._made_of(_ThreadAhead(steps_of([stream]), reading=reading, size=size), stream)
+        ahead = stream.prefetch(ReadOptions(1, size)) if size and not _prefetches(step_of(stream)) else stream
+        self._made_of(step_of(ahead), stream)
 
 
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class _ThreadAhead(Ahead):
-    """The same elements, prefetched by a thread unless the chain prefetches by itself."""
-
-    size: int = 0
-
-    @property
-    def text(self) -> str:
-        return f"ThreadPrefetchIterDataset(prefetch_buffer_size={self.size})"
+def _prefetches(step: StreamStep) -> bool:
+    """Returns True if a stream prefetches by itself."""
+    chain = Chain.of(step)
+    if chain.num_local:
+        return chain.local_reading is not None
+    if chain.workers.num_workers or chain.reading:
+        return True
+    return chain.read is not None and chain.read.reading.reads_ahead
 
 
 class WithOptionsIterDataset(IterDataset[Any]):
@@ -530,16 +507,6 @@ class WithOptionsIterDataset(IterDataset[Any]):
             raise TypeError(f"options must be DatasetOptions, got {type(options).__name__}.")
         stream = as_stream(parent, "parent")
         self._made_of(WithOptions(steps_of([stream]), options), stream)
-
-
-def _works_ahead(step: StreamStep) -> bool:
-    """True if a stream prefetches by itself."""
-    chain = Chain.of(step)
-    if chain.num_local:
-        return chain.local_reading is not None
-    if chain.workers.num_workers or chain.reading:
-        return True
-    return chain.read is not None and chain.read.reading.reads_ahead
 
 
 def device_put(

@@ -5,7 +5,7 @@ from typing import Any
 import hypothesis
 from hypothesis import strategies
 
-from millstream import IterDataset, MapDataset, experimental
+from millstream import IterDataset, MapDataset, ReadOptions, experimental
 from millstream.dataset.chain_rendering import SHOWN_PARENTS, Sketch, html_of, text_of
 from millstream.experimental import LimitIterDataset, ZipIterDataset
 from support.documents.html_pages import Page
@@ -111,9 +111,11 @@ def test_options_and_threads_are_shown_as_they_were_given() -> None:
     options = experimental.DatasetOptions(on_error="skip", max_errors=3)
     steps = {
         ".options(on_error='skip', max_errors=3)": experimental.WithOptionsIterDataset(stream, options),
-        "ThreadPrefetchIterDataset(prefetch_buffer_size=8)": experimental.ThreadPrefetchIterDataset(
-            stream, prefetch_buffer_size=8
+        f".prefetch({ReadOptions(1, 8)})": experimental.ThreadPrefetchIterDataset(
+            IterDataset.source("abc").map(str.upper), prefetch_buffer_size=8
         ),
+        # It prefetches by itself.
+        ".to_iter_dataset()": experimental.ThreadPrefetchIterDataset(stream, prefetch_buffer_size=8),
     }
     for line, dataset in steps.items():
         assert repr(dataset).splitlines()[-1].strip() == line
