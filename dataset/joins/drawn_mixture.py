@@ -1,7 +1,9 @@
 """The iterator of mixed streams, which draws from the stream that is due, as a MixtureSampler computes it."""
 
-import dataclasses
+import collections
 import functools
+import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
@@ -168,19 +170,72 @@ class MixedIterator(RecoveringIterator[Any]):
 _TO_THE_END = "a mixture to the end of all"
 
 
-@dataclasses.dataclass
-class _Next:
-    """The next element of a stream, which is drawn before its turn, to know whether there is one.
+@final
+class _Input:
+    """A stream of a mixture, which is drawn from before its turn, to know whether it has another element.
 
     Attributes:
-        is_known: True once it is drawn.
-        before: the state of the stream before it.
-        drawn: the element, the error in its place, or neither at the end of the stream.
+        parent: its iterator.
+        values: the elements that were drawn before their turn.
+        error: the error that followed them; None if there was none.
+        has_ended: True if no element follows them.
     """
 
-    is_known: bool = False
-    before: Any = None
-    drawn: Drawn[Any] = dataclasses.field(default_factory=lambda: Drawn([]))
+    def __init__(self, parent: DatasetIterator[Any]) -> None:
+        self.parent = parent
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets what was drawn, because the iterator has moved."""
+        self.values: collections.deque[Any] = collections.deque()
+        self.error: BaseException | None = None
+        self.has_ended = False
+        # The position before `values`, if they do not count it.
+        self._before: Any = None
+
+    @property
+    def is_counted(self) -> bool:
+        """True if its position before each element is known, so that many may be drawn before their turn."""
+        return isinstance(self.parent, ReadIterator) and self.parent.next_index is not None
+
+    @property
+    def has_no_more(self) -> bool:
+        """True if it has ended after the elements that were taken from it, which is known after `fill`."""
+        return self.has_ended and not self.values and self.error is None
+
+    def position(self) -> Any:
+        """Returns the position before `values`."""
+        if isinstance(self.parent, ReadIterator) and self.parent.next_index is not None:
+            return self.parent.position_after(self.parent.next_index - len(self.values))
+        return position_of(self.parent) if self._before is None else self._before
+
+    def fill(self, count: int) -> None:
+        """Draws up to `count` elements before their turn: one, unless positions are counted."""
+        missing = count - len(self.values)
+        if missing <= 0 or self.has_ended:
+            return
+        was_counted, before = self.is_counted, self.position()
+        drawn = drawn_from(self.parent, missing)
+        if was_counted and not self.is_counted:
+            # An element was missing, so that the position before each is not known any more.
+            move_to(self.parent, before)
+            self.forget()
+            self.fill(1)
+            return
+        self._before = None if was_counted else before
+        self.values += drawn.values
+        self.error, self.has_ended = drawn.error, len(drawn.values) < missing
+
+    def take(self) -> Any:
+        self._before = None
+        return self.values.popleft()
+
+    def end_among(self, turns: Sequence[int]) -> int:
+        """Returns the turn after its last element, or the one at which it fails; a large number if neither is due."""
+        num_values = len(self.values)
+        if self.has_ended and self.error is None and num_values <= len(turns):
+            return turns[num_values - 1] + 1 if num_values else turns[0]
+        return turns[num_values] if self.has_ended and num_values < len(turns) else sys.maxsize
 
 
 @final
@@ -188,7 +243,7 @@ class ExhaustingIterator(RecoveringIterator[Any]):
     """Draws from the stream that is due until all have ended. One that ends earlier is dropped, or begins again.
 
     As in a `MixtureSampler`, what follows depends on the last element of a stream, not on a turn that it has to miss.
-    Each stream is therefore one element ahead.
+    Each stream is therefore at least one element ahead. Those whose positions are counted are drawn from in runs.
     """
 
     _reads_together = True
@@ -198,63 +253,55 @@ class ExhaustingIterator(RecoveringIterator[Any]):
         self._mixing = mixing
         self._later_changes = [position for position, _ in mixing.changes[1:]]
         self._beginnings = list(map(position_of, self._parents))
-        self._next = [_Next() for _ in self._parents]
+        self._inputs = list(map(_Input, self._parents))
         # True for the streams that have come whole.
         self._is_over = [False] * len(self._parents)
         self._at = 0
         self._phase: Phase | None = None
-        self._due: list[int] = []
+        # The streams of the next elements of the phase.
+        self._due: NDArray[np.intp] = np.empty(0, np.intp)
 
     def below(self) -> Iterator[tuple[str, Any]]:
         return zip(map(str, self._mixing.names), self._parents, strict=True)
 
     def _draw(self, count: int) -> Drawn[Any]:
         values: list[Any] = []
-        while len(values) < count:
-            drawn = self._draw_next()
+        if (error := self._find_empty()) is not None:
+            return Drawn(values, error)
+        while left := count - len(values):
+            phase = self._current_phase()
+            if all(self._is_over[number] for number in phase.having):
+                break
+            drawn = self._draw_of(phase, left)
             values += drawn.values
-            if not drawn.values:
+            if drawn.error is not None or not drawn.values:
                 return Drawn(values, drawn.error)
         return Drawn(values)
 
-    def _draw_next(self) -> Drawn[Any]:
-        if self._phase is None:
-            self._find_empty()
+    def _current_phase(self) -> Phase:
         if self._phase is None or self._at in self._later_changes:
-            self._begin_phase()
-        if self._is_at_end_of_all:
-            return Drawn([])
-        number = self._stream_due()
-        self._draw_ahead(number)
-        drawn, self._next[number] = self._next[number].drawn, _Next()
-        if drawn.values:
-            self._at += 1
-            if self._is_last(number):
-                self._is_over[number] = True
-                if self._mixing.stop == DROP_EXHAUSTED:
-                    self._begin_phase()
-                else:
-                    move_to(self._parents[number], self._beginnings[number])
-                    self._next[number] = _Next()
-        return drawn
+            return self._begin_phase()
+        return self._phase
 
-    @property
-    def _is_at_end_of_all(self) -> bool:
-        return self._phase is None or all(self._is_over[number] for number in self._phase.having)
-
-    def _find_empty(self) -> None:
-        for number, name in enumerate(self._mixing.names):
-            if self._is_last(number):
+    def _find_empty(self) -> ValueError | None:
+        """Finds streams without elements, at the beginning. Returns an error if there may be none."""
+        if self._phase is not None:
+            return None
+        for number, (name, stream) in enumerate(zip(self._mixing.names, self._inputs, strict=True)):
+            stream.fill(1)
+            if stream.has_no_more:
                 if self._mixing.stop != DROP_EXHAUSTED:
-                    raise ValueError(f"Dataset {name!r} is empty: leave it out of the mixture.")
+                    return ValueError(f"Dataset {name!r} is empty: leave it out of the mixture.")
                 self._is_over[number] = True
+        return None
 
-    def _begin_phase(self) -> None:
+    def _begin_phase(self) -> Phase:
         """Begins to mix in the proportions of the weights here, of streams that have elements left."""
         _, weights = self._mixing.changes_before(self._at + 1)[-1]
         drawn = (0,) * len(weights) if self._phase is None else self._phase.drawn_at(self._at)
         self._phase = self._phase_of(self._at, weights, drawn)
-        self._due = []
+        self._due = self._due[:0]
+        return self._phase
 
     def _phase_of(self, start: int, weights: tuple[int, ...], drawn: tuple[int, ...]) -> Phase:
         if self._mixing.stop == DROP_EXHAUSTED:
@@ -262,36 +309,84 @@ class ExhaustingIterator(RecoveringIterator[Any]):
             weights = reduced(left) if any(left) else tuple(left)
         return Phase(start, weights, drawn)
 
-    def _stream_due(self) -> int:
-        if self._phase is None:
-            raise AssertionError("a phase has begun")
-        if not self._due:
+    def _draw_one(self) -> Any:
+        if (error := self._find_empty()) is not None:
+            raise error
+        phase = self._current_phase()
+        if all(self._is_over[number] for number in phase.having):
+            raise StopIteration
+        stream = self._inputs[self._next_due(phase, 1)[0]]
+        stream.fill(1)
+        if not stream.values:
+            raise stream.error or StopIteration
+        element = stream.take()
+        stream.fill(1)
+        self._advance(1)
+        return element
+
+    def _draw_of(self, phase: Phase, limit: int) -> Drawn[Any]:
+        """Returns the next elements of a phase, up to the end of one of its streams."""
+        due = self._next_due(phase, limit)
+        turns = {number: np.arange(len(due))[rows].tolist() for number, rows in by_number(due)}
+        counted = [(self._inputs[number], rows) for number, rows in turns.items() if self._inputs[number].is_counted]
+        for stream, rows in counted:
+            stream.fill(len(rows) + 1)
+        if not all(stream.is_counted for stream, _ in counted):
+            return self._draw_of(phase, limit)
+        values: list[Any] = [None] * min([len(due), *(stream.end_among(rows) for stream, rows in counted)])
+        stop = len(values) if len(counted) == len(turns) else self._take_singly(due, values)
+        for stream, rows in counted:
+            for row in itertools.takewhile(stop.__gt__, rows):
+                values[row] = stream.take()
+        last, following = (self._inputs[number] for number in (due[stop - 1], due[min(stop, len(due) - 1)]))
+        has_failed = stop < len(due) and not following.values and not (stop and last.has_no_more)
+        self._advance(stop)
+        return Drawn(values[:stop], following.error if has_failed else None)
+
+    def _take_singly(self, due: NDArray[np.intp], values: list[Any]) -> int:
+        """Sets the values of streams that are not counted. Returns the number of elements before the first end.
+
+        Each is drawn one element ahead, in order, so that none is drawn beyond the end of another.
+        """
+        for row, number in enumerate(due[: len(values)]):
+            stream = self._inputs[number]
+            if stream.is_counted:
+                continue
+            stream.fill(1)
+            if not stream.values:
+                return row
+            values[row] = stream.take()
+            stream.fill(1)
+            if stream.has_no_more:
+                return row + 1
+        return len(values)
+
+    def _next_due(self, phase: Phase, limit: int) -> NDArray[np.intp]:
+        if not len(self._due):
             later = [position for position in self._later_changes if position > self._at]
             positions = np.arange(self._at, min([*later, self._at + LOOK_AHEAD]))
-            self._due = self._phase.locate(positions)[0].tolist()[::-1]
-        return self._due.pop()
+            self._due = phase.locate(positions)[0]
+        return self._due[:limit]
 
-    def _draw_ahead(self, number: int) -> None:
-        """Draws the next element of a stream before its turn."""
-        if not self._next[number].is_known:
-            before = position_of(self._parents[number])
-            self._next[number] = _Next(True, before, drawn_from(self._parents[number], 1))
-
-    def _is_last(self, number: int) -> bool:
-        """Returns True if a stream has no further element."""
-        self._draw_ahead(number)
-        drawn = self._next[number].drawn
-        return not drawn.values and drawn.error is None
+    def _advance(self, count: int) -> None:
+        """Counts elements that were taken. If the stream of the last one has ended, it is dropped or begins again."""
+        taken, self._due = self._due[:count], self._due[count:]
+        self._at += count
+        if not count or not (stream := self._inputs[number := int(taken[-1])]).has_no_more:
+            return
+        self._is_over[number] = True
+        if self._mixing.stop == DROP_EXHAUSTED:
+            self._begin_phase()
+        else:
+            move_to(stream.parent, self._beginnings[number])
+            stream.forget()
 
     def _state(self) -> SavedPosition:
         phase = self._phase
         begun = () if phase is None else (phase.start, *phase.drawn)
-        parents = [
-            ahead.before if ahead.is_known else position_of(parent)
-            for ahead, parent in zip(self._next, self._parents, strict=True)
-        ]
+        parents = tuple(stream.position() for stream in self._inputs)
         weights = saved_weights(self._mixing, self._step)
-        fields = self._step, self._mixing.stop, weights, begun, tuple(map(int, self._is_over)), tuple(parents)
+        fields = self._step, self._mixing.stop, weights, begun, tuple(map(int, self._is_over)), parents
         return SavedPosition((_TO_THE_END, *fields))
 
     def _move(self, position: Any) -> None:
@@ -303,11 +398,11 @@ class ExhaustingIterator(RecoveringIterator[Any]):
                 "saved."
             )
         check_weights(weights, self._mixing, step)
-        for parent, own in zip(self._parents, parents, strict=True):
-            move_to(parent, own)
-        self._next = [_Next() for _ in self._parents]
+        for stream, own in zip(self._inputs, parents, strict=True):
+            move_to(stream.parent, own)
+            stream.forget()
         self._step = self._at = step
-        self._is_over, self._due, self._phase = list(map(bool, over)), [], None
+        self._is_over, self._due, self._phase = list(map(bool, over)), self._due[:0], None
         if begun:
             start, *drawn = begun
             _, here = self._mixing.changes_before(start + 1)[-1]

@@ -12,19 +12,24 @@ from hypothesis import strategies
 import millstream
 from millstream import IterDataset, MapDataset, experimental
 from millstream.dataset.iterators import recovering_iterator
+from millstream.dataset.iterators.chain_iterator import ReadIterator
+from millstream.dataset.iterators.dataset_iterator import Drawn
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 
 
 def stream(first: int, length: int, failing: int | None, step: int) -> IterDataset[int]:
-    """Returns the multiples of `step` among `length` numbers, one of which cannot be computed."""
+    """Returns the multiples of `step` among `length` numbers, one of which cannot be computed.
 
-    def number(offset: int) -> int:
+    A filter drops the others; if the step is negative, they are missing.
+    """
+
+    def number(offset: int) -> int | None:
         if offset == failing:
             raise ArithmeticError(first + offset)
-        return first + offset
+        return first + offset if step > 0 or offset % step == 0 else None
 
     numbers = MapDataset.range(length).map(number).to_iter_dataset(millstream.ReadOptions(num_threads=0))
-    return numbers if step == 1 else numbers.filter(lambda value: value % step == 0)
+    return numbers.filter(lambda value: value % step == 0) if step > 1 else numbers  # type: ignore[return-value]
 
 
 @strategies.composite
@@ -37,7 +42,7 @@ def streams(draw: strategies.DrawFn) -> list[IterDataset[int]]:
             100 * number,
             length,
             failing[1] if failing is not None and failing[0] == number else None,
-            draw(strategies.sampled_from([1, 1, 2, 3])),
+            draw(strategies.sampled_from([1, 1, 2, 3, -2])),
         )
         for number, length in enumerate(lengths)
     ]
@@ -50,6 +55,12 @@ JOINS: dict[str, Callable[[list[IterDataset[int]], int], IterDataset[Any]]] = {
     "repeat": lambda parents, number: experimental.RepeatIterDataset(parents[0], number),
     "cache": lambda parents, number: experimental.RepeatIterDataset(experimental.CacheIterDataset(parents[0]), number),
     "mix": lambda parents, number: IterDataset.mix(parents, [number + row for row, _ in enumerate(parents)]),
+    "mix to the end of all": lambda parents, number: IterDataset.mix(
+        parents, [number + row for row, _ in enumerate(parents)], stop="all_exhausted"
+    ),
+    "mix, and drop those that end": lambda parents, number: IterDataset.mix(
+        parents, [number + row for row, _ in enumerate(parents)], stop="drop_exhausted"
+    ).reweighted(5, [1] * len(parents)),
     "a limited interleave of repeated streams": lambda parents, number: experimental.LimitIterDataset(
         experimental.InterleaveIterDataset(
             [experimental.RepeatIterDataset(parent, 2) for parent in parents], cycle_length=number
@@ -141,3 +152,25 @@ def test_runs_are_long_only_where_elements_come_fast(
     for _ in range(8):
         iterator._draw_run(32)
     assert max(len(list(run)) for _, run in itertools.groupby(drawn[-32:])) == longest
+
+
+@pytest.mark.parametrize("stop", ["all_exhausted", "drop_exhausted"])
+def test_a_batch_of_a_mixture_draws_each_chain_in_runs(stop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of draws from the chains of a mixture does not grow with the number of its elements."""
+    options = millstream.ReadOptions(num_threads=0)
+    chains = [MapDataset.range(100_000).repeat().to_iter_dataset(options) for _ in range(3)]
+    mixed = IterDataset.mix(chains, [3, 2, 1], stop=stop)
+    counts: list[int] = []
+    draw_run = ReadIterator._draw_run
+
+    def counted(self: ReadIterator, count: int) -> Drawn[Any]:
+        counts.append(count)
+        return draw_run(self, count)
+
+    monkeypatch.setattr(ReadIterator, "_draw_run", counted)
+    with iter(mixed.batch(512)) as iterator:
+        for _ in range(8):
+            next(iterator)
+        counts.clear()
+        next(iterator)
+    assert 0 < len(counts) <= 3 * len(chains)
