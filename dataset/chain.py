@@ -69,8 +69,9 @@ def fixed_chain(step: StreamStep, chain: Chain) -> FixedChain:
 
 def warm_workers_of(step: StreamStep) -> WarmWorkers:
     """Returns the idle workers of a step's earlier iterators."""
-    warm: WarmWorkers = vars(step).setdefault(_WARM, WarmWorkers())
-    return warm
+    warm: WarmWorkers | None = vars(step).get(_WARM)
+    # If two threads begin at the same time, both get the same.
+    return vars(step).setdefault(_WARM, WarmWorkers()) if warm is None else warm
 
 
 def share_workers(step: StreamStep, other: StreamStep) -> None:

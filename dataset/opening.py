@@ -36,16 +36,25 @@ from millstream.loader.measuring import FED_CHAIN
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.sharding import NoSharding
 
+_BEGIN = "_begin"
+"""The attribute of a step with the function that begins its iterators, made for the first one. It is not pickled."""
+
 
 def opened(step: StreamStep, shared: Shared = ALONE) -> DatasetIterator[Any]:
     """Returns a new iterator of the chain that ends with a step, below the join of `shared`."""
+    is_alone = shared is ALONE
+    warm = warm_workers_of(step)
+    if is_alone and warm.fixed is not None and (begin := vars(step).get(_BEGIN)) is not None:
+        warm.fixed.check_unchanged()
+        iterator: DatasetIterator[Any] = begin()
+        return iterator
     shared = dataclasses.replace(shared, options=options_of(step, shared.options))
     chain = Chain.of(step)
     fixed = fixed_chain(step, chain)
     running = Running(
         chain.workers if shared.shared_workers is None else NO_WORKERS,
         chain.reading or NO_THREADS,
-        warm_workers_of(step),
+        warm,
         shared.options.filter_limits,
         shared,
         None if shared.is_alone else step,
@@ -58,7 +67,11 @@ def opened(step: StreamStep, shared: Shared = ALONE) -> DatasetIterator[Any]:
         reading = chain.reading or leaf.reading
         if shared.reading is not None and not reading.reads_ahead:
             reading = shared.reading
-        return ReadIterator(fixed, dataclasses.replace(running, reading=reading), allows_none=leaf.allow_nones)
+        running = dataclasses.replace(running, reading=reading)
+        begin = functools.partial(ReadIterator, fixed, running, allows_none=leaf.allow_nones)
+        if is_alone:
+            vars(step)[_BEGIN] = begin
+        return begin()
     if isinstance(leaf, Join):
         return _after_join(leaf, chain, fixed, running)
     if isinstance(leaf, OwnStream):

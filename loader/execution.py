@@ -47,6 +47,7 @@ class Execution:
         threads: the threads of this process if they are shared with other pipelines; None for its own.
         local_reading: the threads that run local operations in advance; None to run them on demand.
         parent: the execution that this one is an epoch of, whose workers it uses; None for its own.
+        compiled: the plan of the same pipeline, compiled before; None to compile it.
 
     Attributes:
         insight: the views of the pipeline, which know its iterators.
@@ -69,9 +70,10 @@ class Execution:
         threads: "SharedThreads | None" = None,
         local_reading: ReadOptions | None = None,
         parent: "Execution | None" = None,
+        compiled: Plan | None = None,
     ) -> None:
         if config.py_debug_mode:
-            pipeline = dataclasses.replace(pipeline, measures_costs=True)
+            pipeline, compiled = dataclasses.replace(pipeline, measures_costs=True), None
         self.pipeline = pipeline
         self._ray_workers = ray_workers
         self._frontend = frontend
@@ -96,7 +98,7 @@ class Execution:
         if pipeline.measures_costs:
             self.profiler.measure_costs()
         self._instrument = instrument or self.profiler.timed
-        self.plan = Plan(pipeline, self._instrument)
+        self.plan = Plan(pipeline, self._instrument) if compiled is None else compiled.measured_by(self._instrument)
         cores = None if ray_workers is None else ray_workers.num_cores
         self.choice: WorkerChoice | None = None if parent is None else parent.choice
         if parent is None and workers.chooses_workers and shared_workers is None:

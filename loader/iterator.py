@@ -238,7 +238,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
 
     def __del__(self) -> None:
         # Without the names of any module, which may be gone at the end of the interpreter.
-        if hasattr(self, "_counted_step"):
+        if hasattr(self, "_counted_step") and (self._step or self._executor is not None):
             self.count_delivered()
             try:
                 self._profiler.last_position = self.delivered_position()

@@ -11,7 +11,6 @@ Guarantees:
 """
 
 import contextlib
-import functools
 import math
 import os
 import threading
@@ -345,7 +344,6 @@ class Profiler:
         # Local names, because this runs several times per block.
         clock, this_thread = time.perf_counter, threading.get_ident
 
-        @functools.wraps(function)
         def run_measured(*arguments: Any) -> Result:
             start = clock()
             try:
@@ -364,7 +362,6 @@ class Profiler:
 
         self._last[stage] = function
 
-        @functools.wraps(function)
         def run_with_costs(*arguments: Any) -> Result:
             with observed(costs.add):
                 start = time.perf_counter()

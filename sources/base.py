@@ -230,7 +230,8 @@ class HeldRecords(Generic[T_co]):
         records = items_at(self.records, keys)
         if not self.copies:
             return records
-        if not self.is_deep and len(kinds := set(map(type, records))) == 1 and (kind := kinds.pop()) in _FLAT:
+        kinds: set[Any] = set() if self.is_deep else set(map(type, records))
+        if len(kinds) == 1 and (kind := kinds.pop()) in _FLAT:
             return list(map(kind.copy, records))
         return self._copies_of(records)
 

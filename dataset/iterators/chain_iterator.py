@@ -15,7 +15,7 @@ from millstream.dataset.iterators.dataset_iterator import CLOSED, Drawn, SavingI
 from millstream.dataset.iterators.running import FixedChain, Running
 from millstream.dataset.nodes.element_nodes import Batched
 from millstream.loader.checkpoints.envelope import STRAIGHT, SavedPosition, is_list, unreadable, wrong_kind
-from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream, saved_cursor, stream_of
+from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream, saved_cursor
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import CHAIN
@@ -188,7 +188,7 @@ class ReadIterator(EngineIterator):
         # Workers that several chains share have one plan per chain: the sparse one, which allows for missing elements.
         self._is_dense = self._has_dense and running.shared.shared_workers is None
         # The same with `on_error="skip"` and without, so that a run that failed may resume with it.
-        self._fingerprint = chain.fingerprint(pipelines.described)
+        self._described_pipeline = pipelines.described
         kind, pipeline = "sparse", self._sparse
         if self._is_dense and self.raises_absent and pipelines.checked is not None:
             kind, pipeline = "checked", pipelines.checked
@@ -196,20 +196,21 @@ class ReadIterator(EngineIterator):
             running = dataclasses.replace(running, num_local=2 * running.num_local)
         elif self._is_dense and pipelines.dense is not None:
             kind, pipeline = "dense", pipelines.dense
-        self._execution = running.execution(kind, pipeline, CHAIN)
+        self._chain = chain
+        self._execution = running.execution(kind, pipeline, CHAIN, chain=chain)
         if not self._is_dense:
             self._sparse_plan = self._execution.plan
-        self._own_stream = stream_of(self._execution.plan, self._fingerprint)
+        self._own_stream = chain.stream_of(self._execution.plan, pipelines.described)
         self._inner = DataLoaderIterator.of(self._execution, self._own_stream)
 
     @functools.cached_property
     def _sparse_plan(self) -> Plan:
         """The sparse plan, compiled on request: most streams of an interleave end before it is needed."""
-        return Plan(self._sparse)
+        return self._chain.compiled(self._sparse, 0)
 
     @functools.cached_property
     def _sparse_stream(self) -> Stream:
-        return stream_of(self._sparse_plan, self._fingerprint)
+        return self._chain.stream_of(self._sparse_plan, self._described_pipeline)
 
     @functools.cached_property
     def _stream(self) -> Stream:
@@ -337,7 +338,7 @@ class ReadIterator(EngineIterator):
 
     def _use_sparse(self, saved: LoaderState) -> None:
         """Changes to the sparse plan at a position of this stream. This iterator changes only when that succeeds."""
-        execution = self._running.execution("sparse", self._sparse, CHAIN)
+        execution = self._running.execution("sparse", self._sparse, CHAIN, chain=self._chain)
         stream = self._sparse_stream
         inner = DataLoaderIterator.of(execution, stream)
         inner.resume(saved._replace(stream=stream))

@@ -22,10 +22,11 @@ from millstream.dataset.nodes.source_node import Own, Source, copied_with
 from millstream.dataset.options import DEFAULTS, DatasetOptions
 from millstream.dataset.step import folded
 from millstream.loader.checkpoints.fingerprint import Fingerprint, Origin, snapshot_of
-from millstream.loader.checkpoints.state import fingerprint_of_pipeline
+from millstream.loader.checkpoints.state import Stream, fingerprint_of_pipeline, stream_of
 from millstream.loader.execution import Execution
 from millstream.loader.measuring import Frontend
 from millstream.loader.pipeline.pipeline import UNLIMITED, FilterLimits, Pipeline, Tolerance
+from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.shards import first_dynamic
 from millstream.loader.scheduling.feed import Feed
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -79,6 +80,9 @@ class FixedChain:
             self.map_dataset = _with_node(map_dataset, self.node)
         self._fingerprints: dict[bool, Fingerprint] = {}
         self._pipelines: dict[tuple[Any, ...], Pipelines] = {}
+        # By the `id` of a pipeline of this chain and the number of its local operations.
+        self._compiled: dict[tuple[int, int], Plan] = {}
+        self._streams: dict[tuple[Any, ...], Stream] = {}
 
     def check_unchanged(self) -> None:
         """Raises ValueError if the program has changed a plain value of an operation or a dataset since then."""
@@ -90,6 +94,21 @@ class FixedChain:
         if key not in self._pipelines:
             self._pipelines[key] = Pipelines.of(self, limits, tolerance, allows_none=allows_none)
         return self._pipelines[key]
+
+    def compiled(self, pipeline: Pipeline, num_local: int) -> Plan:
+        """Returns the plan of one of these pipelines with local operations, which is compiled once."""
+        key = id(pipeline), num_local
+        if key not in self._compiled:
+            is_same = pipeline.num_local == num_local
+            self._compiled[key] = Plan(pipeline if is_same else dataclasses.replace(pipeline, num_local=num_local))
+        return self._compiled[key]
+
+    def stream_of(self, plan: Plan, described: Pipeline) -> Stream:
+        """Returns the stream of a plan of this chain, with the fingerprint of another pipeline of it."""
+        key = id(described), plan.one_to_one, plan.partition.global_block
+        if key not in self._streams:
+            self._streams[key] = stream_of(plan, self.fingerprint(described))
+        return self._streams[key]
 
     def fingerprint(self, pipeline: Pipeline) -> Fingerprint:
         """Returns the fingerprint of the pipeline of this chain, which is described for its first iterator only."""
@@ -304,8 +323,18 @@ class Running:
     num_local: int = 0
     local_reading: ReadOptions | None = None
 
-    def execution(self, stage: str, pipeline: Pipeline, frontend: Frontend, feed: Feed | None = None) -> Execution:
-        """Returns the execution of a pipeline, which is the same each time for one stage of a dataset."""
+    def execution(
+        self,
+        stage: str,
+        pipeline: Pipeline,
+        frontend: Frontend,
+        feed: Feed | None = None,
+        chain: FixedChain | None = None,
+    ) -> Execution:
+        """Returns the execution of a pipeline, which is the same each time for one stage of a dataset.
+
+        A pipeline of a `chain` is compiled once for all its executions.
+        """
         name, reading, num_local = (self.name, stage), self.reading, self.num_local
         if self.shared.shared_workers is not None and not self.workers.num_workers:
             # The workers of the consumer run all operations.
@@ -316,8 +345,13 @@ class Running:
         elif not self.workers.num_workers and not reading.reads_ahead:
             # All operations run in one place.
             reading, num_local = self.local_reading or reading, 0
+        compiled = None if chain is None else chain.compiled(pipeline, num_local)
+        if compiled is not None:
+            pipeline = compiled.given
+        elif pipeline.num_local != num_local:
+            pipeline = dataclasses.replace(pipeline, num_local=num_local)
         execution = Execution(
-            pipeline if pipeline.num_local == num_local else dataclasses.replace(pipeline, num_local=num_local),
+            pipeline,
             self.workers,
             reading,
             feed,
@@ -326,6 +360,7 @@ class Running:
             name=name,
             threads=self.shared.threads,
             local_reading=self.local_reading,
+            compiled=compiled,
         )
         return self.warm.lend(
             execution, stage, self.reading, self.limits, self.tolerance, execution.pipeline.measures_costs

@@ -341,8 +341,16 @@ def _kind_of(operation: Transformation) -> str:
 T = TypeVar("T")
 _DEPTH_LIMIT = 32
 _LEAVES = (int, float, complex, str, bytes, types.NoneType, type, types.FunctionType, types.ModuleType, np.generic)
-_PLAIN = frozenset({bool, int, float, complex, str, bytes, types.NoneType, types.FunctionType})
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, types.NoneType, types.FunctionType, type, np.ufunc})
 """The types whose values cannot change, as far as descriptions tell."""
+
+
+def _is_plain(value: object) -> bool:
+    kind = type(value)
+    # A function of a module such as `len`, and not a method of an object that changes.
+    return kind in _PLAIN or (
+        kind is types.BuiltinFunctionType and isinstance(getattr(value, "__self__", None), types.ModuleType)
+    )
 
 
 @final
@@ -397,7 +405,7 @@ class Origin:
     def _plain_attributes(self) -> list[tuple[str, Any]] | None:
         """Returns the attributes of the operations if none of them can itself change; otherwise None."""
         attributes = [item for operation in self.operations for item in _attributes_of(operation)]
-        return attributes if all(type(value) in _PLAIN for _, value in attributes) else None
+        return attributes if all(_is_plain(value) for _, value in attributes) else None
 
     def _is_same(self) -> bool:
         """Returns True if the attributes are the same objects, so that no description is needed to compare them."""
@@ -411,8 +419,7 @@ class Origin:
 
 
 def _attributes_of(operation: Transformation) -> Iterable[tuple[str, Any]]:
-    has_slots = any(vars(kind).get("__slots__") for kind in type(operation).__mro__)
-    return [("", operation)] if has_slots else vars(operation).items()
+    return [("", operation)] if copyreg._slotnames(type(operation)) else vars(operation).items()  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _may_change(value: Any) -> bool:

@@ -74,9 +74,14 @@ class ErrorLog:
         self.count = 0
         self.max_errors = tolerance.max_errors
         self.num_records = num_records
+        self._tolerance = tolerance
         self._max_texts = max(MAX_TEXTS, tolerance.max_errors or 0)
         # By record key: the number of the failure, from 1, and its text.
         self._texts: dict[int, tuple[int, str]] = {}
+
+    def emptied(self) -> "ErrorLog":
+        """Returns a log of other passes."""
+        return ErrorLog(self._tolerance, self.num_records)
 
     def texts(self, undelivered: Iterable[FailedRecord] = ()) -> dict[int, str]:
         """Returns the text of each error by record key, with those of other failures that are about to be recorded."""

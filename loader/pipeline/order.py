@@ -62,9 +62,7 @@ LocateWrapper = Callable[[Locate], Locate]
 class Locator:
     """Finds the records of the blocks of one logical shard. `sharing` locators share the size of one cache."""
 
-    def __init__(
-        self, order: VectorisedSampler | AdaptedSampler, partition: Partition, wrap: LocateWrapper, sharing: int = 1
-    ) -> None:
+    def __init__(self, order: VectorisedSampler | AdaptedSampler, partition: Partition, sharing: int = 1) -> None:
         # Code of the user is called only for the positions needed, when they are needed.
         self._has_cache = not isinstance(order, AdaptedSampler)
         self._block = partition.block
@@ -85,8 +83,16 @@ class Locator:
             keys = keys * partition.block // partition.global_block
         if num_records := order.num_records:
             keys = min(keys, MAX_CHUNK_EPOCHS * num_records)
-        self._locate: Locate = functools.partial(isolated, wrap(locate))
-        self._cache = ChunkCache(self._locate, max(1, keys // sharing // partition.block), partition.block_limit)
+        self._compute: Locate = locate
+        self._chunk = max(1, keys // sharing // partition.block), partition.block_limit
+        self._locate: Locate = functools.partial(isolated, locate)
+        self._cache = ChunkCache(self._locate, *self._chunk)
+
+    def measured_by(self, wrap: LocateWrapper) -> "Locator":
+        """Returns a locator with its own cache, whose computations are wrapped."""
+        measured, locate = object.__new__(type(self)), functools.partial(isolated, wrap(self._compute))
+        vars(measured).update(vars(self), _locate=locate, _cache=ChunkCache(locate, *self._chunk))
+        return measured
 
     def locate(self, start: int, stop: int) -> Origins:
         if not self._has_cache:

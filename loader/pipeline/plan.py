@@ -64,6 +64,8 @@ class Plan:
     """The compiled pipeline of one shard.
 
     Attributes:
+        given: the pipeline.
+        pipeline: the same, with the rows of a mixture permuted within each global batch.
         num_remote_stages: the number of stages before the first that has local operations.
         shards: the logical shards of this shard, each with its blocks. A 1:1 pipeline has one, and so have most others.
         stages: the compiled operations.
@@ -78,6 +80,8 @@ class Plan:
         waits_for_calls: True if a call returns complete batches, not packed ones. The consumer of the first one waits
             for all, so a call of several must be short.
         errors: the records that failed in all passes of this process; None if the first error is raised.
+        beginning: the position before the first output.
+        yields_held_memory: True if outputs may contain arrays that the source holds, and nothing stacks them.
         gathers_first: True if stage 0 gathers elements, so that an output of it is made of complete blocks.
 
     Args:
@@ -89,32 +93,25 @@ class Plan:
         check_groupings(pipeline.operations)
         groups = split_stages(pipeline.operations)
         self.one_to_one = first_dynamic(pipeline.operations) is None
+        self.given = pipeline
         self.pipeline = pipeline = _with_shuffled_batches(pipeline, groups)
         source = pipeline.source
         self.batched_source = reads_in_one_call(source)
         self.has_batched_reads = batched_read_of(source) is not None
         self.source_may_depend_on_thread = may_depend_on_thread(source)
-        self.shards = tuple(
-            LogicalShard.of(number, pipeline, groups, functools.partial(instrument, KEYS))
-            for number in range(len(pipeline.logical_shards))
-        )
+        self.shards = tuple(LogicalShard.of(number, pipeline, groups) for number in range(len(pipeline.logical_shards)))
         self.blocks_are_batches = bool(self.shards[0].leading)
         self.source_is_stream = self.source_may_depend_on_thread and len(source) >= MAX_HELD_RECORDS
-        self._warned: set[str] = set()
         tolerance = pipeline.tolerance
         self.errors = None if tolerance is None else ErrorLog(tolerance, len(source))
         read = _reader(pipeline)
         if not groups[0] or (tolerance is not None and groups[0][0].gathers):
             read = functools.partial(_read_within_depth, read, depth_step(f"reading from {type(source).__name__}"))
-        self._read: Callable[[Origins], Elements] = instrument(READ, read)
-        self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, instrument=instrument)
+        self._read: Callable[[Origins], Elements] = read
+        self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template)
         local = [stage.has_local_steps for stage in self.stages]
         self.num_remote_stages = local.index(True) if any(local) else len(local)
         first = self.stages[0]
-        remote, rest = first.steps[: first.num_remote_steps], first.num_remote_steps
-        self._record_steps, self._block_steps = remote[: first.num_record_steps], remote[first.num_record_steps :]
-        self._rest_record_steps = first.steps[rest : first.num_record_steps]
-        self._rest_block_steps = first.steps[max(rest, first.num_record_steps) :]
         self.gathers_first = first.num_record_steps < len(first.steps)
         self._replaces_failures = self.one_to_one or self.gathers_first
         # Otherwise, records that are batched here come in calls of several batches.
@@ -123,16 +120,40 @@ class Plan:
         self.waits_for_calls = sends_batches and self.max_blocks_per_call is None
         # The operation that makes the outputs of stage 0.
         self._last_label = self.pipeline.labels[len(groups[0]) - 1] if groups[0] else ""
+        numbers = (0,) * sum(stage.num_cursor_numbers for stage in self.stages)
+        self.beginning: Position = (Cursor(0, numbers),) * len(self.shards)
+        self.yields_held_memory = self._yields_held_memory()
+        # What it is made of, before the functions were wrapped.
+        self._compiled = self._read, self.stages
+        self.begin_with(instrument)
+
+    def measured_by(self, instrument: Instrument) -> "Plan":
+        """Returns the same plan with functions that another instrument wraps. Nothing is compiled again."""
+        plan = object.__new__(type(self))
+        vars(plan).update(vars(self))
+        plan.errors = self.errors and self.errors.emptied()
+        plan.begin_with(instrument)
+        return plan
+
+    def begin_with(self, instrument: Instrument) -> None:
+        """Begins with no warnings, and with functions that an instrument wraps."""
+        self._warned: set[str] = set()
         self._are_first_outputs_checked = False
+        read, stages = self._compiled
+        wrap = functools.partial(instrument, KEYS)
+        self._locators = [shard.locator.measured_by(wrap) for shard in self.shards]
+        self._read = instrument(READ, read)
+        self.stages = tuple([stage.measured_by(instrument) for stage in stages])
+        first = self.stages[0]
+        remote, rest = first.steps[: first.num_remote_steps], first.num_remote_steps
+        self._record_steps, self._block_steps = remote[: first.num_record_steps], remote[first.num_record_steps :]
+        self._rest_record_steps = first.steps[rest : first.num_record_steps]
+        self._rest_block_steps = first.steps[max(rest, first.num_record_steps) :]
 
     @property
     def partition(self) -> Partition:
         """The blocks of the first logical shard. Those of the others have the same size."""
         return self.shards[0].partition
-
-    @property
-    def beginning(self) -> Position:
-        return (Cursor(0, (0,) * sum(stage.num_cursor_numbers for stage in self.stages)),) * len(self.shards)
 
     @property
     def reads_in_order_only(self) -> str:
@@ -150,9 +171,7 @@ class Plan:
             "fingerprint() method."
         )
 
-    @functools.cached_property
-    def yields_held_memory(self) -> bool:
-        """True if outputs may contain arrays that the source holds, and nothing stacks them."""
+    def _yields_held_memory(self) -> bool:
         source = self.pipeline.source
         holds = (is_in_memory(source) or is_held(source)) and type(source) is not range
         return holds and not any(
@@ -174,12 +193,12 @@ class Plan:
         return blocks if num_blocks is None else min(blocks, num_blocks)
 
     def locate(self, start: int, stop: int, shard: int = 0) -> Origins:
-        return self.shards[shard].locator.locate(start, stop)
+        return self._locators[shard].locate(start, stop)
 
-    @functools.cached_property
+    @property
     def lookups(self) -> Locator:
         """The locator of the first logical shard for lookups by people, which take no time of the pipeline."""
-        return Locator(self.pipeline.order, self.partition, lambda locate: locate)
+        return self.shards[0].locator
 
     def make(
         self, request: Request, allocate: Allocate, prepare_blocks: Callable[[int, int, int], Elements] | None = None
@@ -216,7 +235,7 @@ class Plan:
 
     def _read_and_run_blocks(self, start: int, stop: int, shard: int) -> Elements:
         try:
-            origins = self.shards[shard].locator.locate(start, stop)
+            origins = self._locators[shard].locate(start, stop)
         except BaseException as error:
             if cannot_wait(error):
                 raise

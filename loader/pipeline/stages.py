@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from millstream.core.randomness import Purpose, derive_seed
 from millstream.loader.pipeline.elements import seed_of, streams_of
-from millstream.loader.pipeline.order import LocateWrapper, Locator, pack_step
+from millstream.loader.pipeline.order import Locator, pack_step
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.shards import Partition, Tail, first_dynamic, tail_rule
 from millstream.loader.pipeline.steps import Step, compile_step, depth_step, group_step, prepare_step
@@ -32,6 +32,7 @@ class Stage(NamedTuple):
     """Operations that run without regrouping.
 
     Attributes:
+        labels: for each step, the name under which it is measured; "" for one that is not.
         grouping: the grouping of the stage before's elements in one logical shard; None in stage 0, which reads blocks.
         num_record_steps: the number of steps before the first that gathers elements. They work element by element, so
             a block may be divided anywhere between elements.
@@ -45,6 +46,7 @@ class Stage(NamedTuple):
     """
 
     steps: tuple[Step, ...]
+    labels: tuple[str, ...]
     grouping: Grouping | None
     num_record_steps: int
     filters: tuple[str, ...]
@@ -52,6 +54,11 @@ class Stage(NamedTuple):
     divides_units: bool
     num_remote_steps: int
     runs_user_code: bool
+
+    def measured_by(self, instrument: Instrument) -> Self:
+        """Returns the stage with steps that are wrapped by an instrument."""
+        pairs = zip(self.labels, self.steps, strict=True)
+        return self._replace(steps=tuple([instrument(label, step) if label else step for label, step in pairs]))
 
     @property
     def has_local_steps(self) -> bool:
@@ -79,7 +86,6 @@ def compile_stages(
     groups: Sequence[Sequence[Transformation]],
     *,
     is_template: Callable[[int], bool],
-    instrument: Instrument,
 ) -> tuple[Stage, ...]:
     """Returns the compiled stages. `is_template` is true of a block whose record is read as a template only."""
     stages: list[Stage] = []
@@ -95,26 +101,29 @@ def compile_stages(
         divides_units = unit is not None and _changes_count(group[1:], next_one)
         labels, filters, own_filters = pipeline.labels[start:stop], list[str](), list[str]()
         checked = _checked_for_depth(group, skips=pipeline.tolerance is not None and not stages)
-        # The steps of each operation.
-        steps: list[list[Step]] = []
+        # The steps of each operation, each with its label.
+        steps: list[list[tuple[str, Step]]] = []
         for number, label in enumerate(labels, start):
             step = _step_of(pipeline, number, before[number], is_template, numbers_units=divides_units)
-            checks = [depth_step(pipeline.error_labels[number])] if number - start in checked else []
-            steps.append([instrument(label, step), *checks])
+            checks = [("", depth_step(pipeline.error_labels[number]))] if number - start in checked else []
+            steps.append([(label, step), *checks])
         for operation, label in zip(group, labels, strict=True):
             if not operation.keeps_count and not operation.regroups:
                 (filters if operation.is_between else own_filters).append(label)
         if isinstance(next_one, GroupingOperation):
             # Elements are reduced to what it needs by the worker that makes them.
-            steps.append([instrument(pipeline.labels[stop], prepare_step(next_one, pipeline.error_labels[stop]))])
-            filters.append(pipeline.labels[stop])
+            label = pipeline.labels[stop]
+            steps.append([(label, prepare_step(next_one, pipeline.error_labels[stop]))])
+            filters.append(label)
         gathering = [row for row, operation in enumerate(group) if operation.gathers]
         # The preparation for a grouping belongs to the operation that groups.
         num_remote = min(len(steps), max(0, len(pipeline.operations) - pipeline.num_local - start))
         num_steps = [0, *itertools.accumulate(map(len, steps))]
+        pairs = list(itertools.chain.from_iterable(steps))
         stages.append(
             Stage(
-                steps=tuple(itertools.chain.from_iterable(steps)),
+                steps=tuple(step for _, step in pairs),
+                labels=tuple(label for label, _ in pairs),
                 grouping=grouping,
                 num_record_steps=num_steps[gathering[0] if gathering else -1],
                 num_remote_steps=num_steps[num_remote],
@@ -209,6 +218,7 @@ class LogicalShard(NamedTuple):
         block_limit: the number of blocks that can be requested: num_blocks, but no positions from 2**63 on.
         one_to_one: True if output k is block k: no operation drops, splits or regroups elements.
         tail_grows: True if the outputs of the tail are the first outputs of this block in a longer order.
+        locator: the locator for lookups by people, which take no time of the pipeline.
         leading: the Batches of stage 0.
     """
 
@@ -223,9 +233,7 @@ class LogicalShard(NamedTuple):
     leading: Sequence[Batch]
 
     @classmethod
-    def of(
-        cls, number: int, pipeline: Pipeline, stages: Sequence[Sequence[Transformation]], wrap: LocateWrapper
-    ) -> Self:
+    def of(cls, number: int, pipeline: Pipeline, stages: Sequence[Sequence[Transformation]]) -> Self:
         shard, one_to_one = pipeline.logical_shards[number], first_dynamic(pipeline.operations) is None
         leading = _leading(stages)
         partition = Partition(
@@ -246,7 +254,7 @@ class LogicalShard(NamedTuple):
             block_limit=limit if num_blocks is None else min(limit, num_blocks),
             one_to_one=one_to_one,
             tail_grows=not one_to_one and not leading and shard.shard_count == 1,
-            locator=Locator(pipeline.order, partition, wrap, len(pipeline.logical_shards)),
+            locator=Locator(pipeline.order, partition, len(pipeline.logical_shards)),
             leading=leading,
         )
 

@@ -91,6 +91,19 @@ def test_the_state_of_a_mixture_of_64_asks_only_the_chains_that_moved(is_followe
         assert [repr(next(iterator)) for _ in range(3)] == following
 
 
+def straight() -> IterDataset[Any]:
+    return MapDataset.range(1000).shuffle(seed=0).map(abs).repeat().to_iter_dataset().map(float).batch(64)
+
+
+@pytest.mark.parametrize(("build", "limit"), [(straight, 120), (lambda: IterDataset.mix([straight()] * 2), 400)])
+def test_a_further_iterator_of_a_chain_compiles_nothing(build: Callable[[], IterDataset[Any]], limit: int) -> None:
+    """The plan, the stream and the description of a chain are made once, so that an evaluation may iter it often."""
+    dataset = build()
+    first = [batch.tolist() for batch in itertools.islice(dataset, 3)]
+    assert calls_of(lambda: iter(dataset)) <= limit
+    assert [batch.tolist() for batch in itertools.islice(dataset, 3)] == first
+
+
 def nested(levels: int) -> IterDataset[int]:
     """Returns mixtures of mixtures, one in the other."""
     dataset = MapDataset.range(100).to_iter_dataset(ReadOptions(0, 0))
