@@ -142,21 +142,20 @@ class _Difference(NamedTuple):
 def _differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]:
     """Yields every difference that keeps `here` from resuming from `saved`, except those in content."""
     then, now = saved.stream, here.stream
-    if then is not now:
-        identity, identity_here = then.fingerprint.identity, now.fingerprint.identity
-        for path in _different_paths(then, now):
-            reason = _advice_on(path, identity.get(path), identity_here.get(path), now)
-            yield from _unequal(path, path, identity.get(path), identity_here.get(path), reason)
-        if min(then.logical_shards, now.logical_shards) > 1:  # A single shard has no remainder to drop.
-            yield from _unequal("sampler", "shard_options.drop_remainder", then.drop_remainder, now.drop_remainder)
-        if then.one_to_one and now.one_to_one:
-            yield from _unequal("global_batch", "global_batch", then.global_batch, now.global_batch)
-        else:
-            yield from _shard_differences(then, now)
-            # With nothing to skip, any pipeline can begin at the saved position: that is the user's choice.
-            has_other_errors = identity.get("on_error") != identity_here.get("on_error")
-            allowed_by = ("on_error" if has_other_errors else "operations") if then.one_to_one else None
-            yield from _unequal(allowed_by, "one_to_one", then.one_to_one, now.one_to_one)
+    identity, identity_here = then.fingerprint.identity, now.fingerprint.identity
+    for path in _different_paths(then, now):
+        reason = _advice_on(path, identity.get(path), identity_here.get(path), now)
+        yield from _unequal(path, path, identity.get(path), identity_here.get(path), reason)
+    if min(then.logical_shards, now.logical_shards) > 1:  # A single shard has no remainder to drop.
+        yield from _unequal("sampler", "shard_options.drop_remainder", then.drop_remainder, now.drop_remainder)
+    if then.one_to_one and now.one_to_one:
+        yield from _unequal("global_batch", "global_batch", then.global_batch, now.global_batch)
+    else:
+        yield from _shard_differences(then, now)
+        # With nothing to skip, any pipeline can begin at the saved position: that is the user's choice.
+        has_other_errors = identity.get("on_error") != identity_here.get("on_error")
+        allowed_by = ("on_error" if has_other_errors else "operations") if then.one_to_one else None
+        yield from _unequal(allowed_by, "one_to_one", then.one_to_one, now.one_to_one)
     if not then.one_to_one:
         before, after = (len(state.cursors[0].skip) for state in (saved, here))
         yield from _unequal(None, "the numbers of a position", before, after)
@@ -257,8 +256,6 @@ def _position_differences(saved: LoaderState, here: LoaderState) -> Iterator[_Di
 def _content_changes(then: Stream, now: Stream) -> Iterator[_Difference]:
     """Yields the differences in content. Digests of code by another minor version of Python cannot be compared."""
     before, after = then.fingerprint, now.fingerprint
-    if before == after:
-        return
     reported = _different_paths(then, now)
     different = before.content.keys() | after.content.keys()
     for path in sorted(different, key=_natural_order):

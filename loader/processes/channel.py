@@ -22,6 +22,7 @@ import contextlib
 import errno
 import os
 import pickle
+import select
 import socket
 import struct
 import threading
@@ -231,6 +232,11 @@ class Channel:
     @property
     def has_unsent(self) -> bool:
         return bool(self._outbox)
+
+    @property
+    def events(self) -> int:
+        """The events to poll for: there is something to receive, or room for what is to be sent."""
+        return select.POLLIN | (select.POLLOUT if self._outbox else 0)
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Sends a message, with copies of file descriptors.

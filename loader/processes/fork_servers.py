@@ -254,7 +254,7 @@ class Connection:
             if interrupted or not channel.is_open:
                 break
             poll = select.poll()
-            poll.register(channel.fileno(), select.POLLIN | (select.POLLOUT if channel.has_unsent else 0))
+            poll.register(channel, channel.events)
             poll.poll(seconds * 1000)
             channel.flush()
             # The handles of workers may be lost, because they are not needed.

@@ -455,10 +455,9 @@ class Pool:
                 in_fresh_thread(self._fork_missing)
         poll = select.poll()
         control = self._control
-        poll.register(control.fileno(), select.POLLIN | (select.POLLOUT if control.has_unsent else 0))
+        poll.register(control, control.events)
         for worker in self.workers:
-            wanted = select.POLLIN | (select.POLLOUT if worker.channel.has_unsent else 0)
-            poll.register(worker.channel.fileno(), wanted)
+            poll.register(worker.channel, worker.channel.events)
             if worker.handle is not None:
                 poll.register(worker.handle, select.POLLIN)
         seconds = 0.0 if any(worker.exited is not None for worker in self.workers) else max(0.0, seconds)
