@@ -3,6 +3,7 @@
 A shard runs one logical shard, or several whose elements its batches concatenate. Each advances at its own pace.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -88,54 +89,83 @@ def compile_stages(
     is_template: Callable[[int], bool],
 ) -> tuple[Stage, ...]:
     """Returns the compiled stages. `is_template` is true of a block whose record is read as a template only."""
-    stages: list[Stage] = []
     before = _Before.each(pipeline)
-    start = 0
-    for stage, group in enumerate(groups):
-        stop = start + len(group)
-        next_one = groups[stage + 1][0] if stage + 1 < len(groups) else None
-        grouping: Grouping | None = group[0] if stages and isinstance(group[0], Grouping) else None
-        if next_one is None and pipeline.share is not None:
-            grouping = pipeline.share
+    starts = itertools.accumulate(map(len, groups), initial=0)
+    following = [*(group[0] for group in groups[1:]), None]
+    stages = [
+        _Uncompiled(pipeline, group, start, next_one, is_first=number == 0)
+        for number, (group, start, next_one) in enumerate(zip(groups, starts, following, strict=False))
+    ]
+    return tuple(stage.compiled(before, is_template) for stage in stages)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class _Uncompiled:
+    """The operations of one stage.
+
+    Attributes:
+        start: the number of the first operation in the pipeline.
+        next_one: the operation that begins the next stage; None if this is the last one.
+    """
+
+    pipeline: Pipeline
+    operations: Sequence[Transformation]
+    start: int
+    next_one: Transformation | None
+    is_first: bool
+
+    def compiled(self, before: "list[_Before]", is_template: Callable[[int], bool]) -> Stage:
+        pipeline, operations, grouping = self.pipeline, self.operations, self.grouping
         unit = None if grouping is None else grouping.output_size
-        divides_units = unit is not None and _changes_count(group[1:], next_one)
-        labels, filters, own_filters = pipeline.labels[start:stop], list[str](), list[str]()
-        checked = _checked_for_depth(group, skips=pipeline.tolerance is not None and not stages)
+        divides_units = unit is not None and _changes_count(operations[1:], self.next_one)
+        checked = _checked_for_depth(operations, skips=pipeline.tolerance is not None and self.is_first)
+        stop = self.start + len(operations)
         # The steps of each operation, each with its label.
         steps: list[list[tuple[str, Step]]] = []
-        for number, label in enumerate(labels, start):
+        for number in range(self.start, stop):
             step = _step_of(pipeline, number, before[number], is_template, numbers_units=divides_units)
-            checks = [("", depth_step(pipeline.error_labels[number]))] if number - start in checked else []
-            steps.append([(label, step), *checks])
-        for operation, label in zip(group, labels, strict=True):
-            if not operation.keeps_count and not operation.regroups:
-                (filters if operation.is_between else own_filters).append(label)
-        if isinstance(next_one, GroupingOperation):
+            checks = [("", depth_step(pipeline.error_labels[number]))] if number - self.start in checked else []
+            steps.append([(pipeline.labels[number], step), *checks])
+        if isinstance(self.next_one, GroupingOperation):
             # Elements are reduced to what it needs by the worker that makes them.
-            label = pipeline.labels[stop]
-            steps.append([(label, prepare_step(next_one, pipeline.error_labels[stop]))])
-            filters.append(label)
-        gathering = [row for row, operation in enumerate(group) if operation.gathers]
-        # The preparation for a grouping belongs to the operation that groups.
-        num_remote = min(len(steps), max(0, len(pipeline.operations) - pipeline.num_local - start))
+            steps.append([(pipeline.labels[stop], prepare_step(self.next_one, pipeline.error_labels[stop]))])
+        # The number of steps before each operation. The preparation for a grouping belongs to the one that groups.
         num_steps = [0, *itertools.accumulate(map(len, steps))]
+        first_gathering = next((row for row, operation in enumerate(operations) if operation.gathers), -1)
+        first_local = max(0, len(pipeline.operations) - pipeline.num_local - self.start)
         pairs = list(itertools.chain.from_iterable(steps))
-        stages.append(
-            Stage(
-                steps=tuple(step for _, step in pairs),
-                labels=tuple(label for label, _ in pairs),
-                grouping=grouping,
-                num_record_steps=num_steps[gathering[0] if gathering else -1],
-                num_remote_steps=num_steps[num_remote],
-                # If user operations drop elements, the others need not be named.
-                filters=tuple(own_filters or filters),
-                unit=unit,
-                divides_units=divides_units,
-                runs_user_code=not (stages and len(group) == 1 and _only_copies(group[0])),
-            )
+        return Stage(
+            steps=tuple(step for _, step in pairs),
+            labels=tuple(label for label, _ in pairs),
+            grouping=grouping,
+            num_record_steps=num_steps[first_gathering],
+            num_remote_steps=num_steps[min(len(steps), first_local)],
+            filters=self.filters,
+            unit=unit,
+            divides_units=divides_units,
+            runs_user_code=self.is_first or len(operations) > 1 or not _only_copies(operations[0]),
         )
-        start = stop
-    return tuple(stages)
+
+    @property
+    def grouping(self) -> Grouping | None:
+        if self.next_one is None and self.pipeline.share is not None:
+            return self.pipeline.share
+        return self.operations[0] if not self.is_first and isinstance(self.operations[0], Grouping) else None
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """The labels of operations that may drop elements. If the user's do, the others need not be named."""
+        labels = self.pipeline.labels[self.start :]
+        dropping = [
+            (label, operation.is_between)
+            for label, operation in zip(labels, self.operations, strict=False)
+            if not operation.keeps_count and not operation.regroups
+        ]
+        if isinstance(self.next_one, GroupingOperation):
+            dropping.append((labels[len(self.operations)], True))
+        named = [label for label, is_between in dropping if not is_between]
+        return tuple(named or [label for label, _ in dropping])
 
 
 class _Before(NamedTuple):

@@ -57,16 +57,16 @@ def rebuild_type_alias(kind: Any, name: str, value: Any, parameters: tuple[Any, 
     return kind(name, value, type_params=parameters)
 
 
-NAMED: dict[type, Callable[[Any], Reduced]] = {
+_BY_VALUE_IF_UNIMPORTABLE: dict[type, Callable[[Any], Reduced]] = {
     functools._lru_cache_wrapper: reduce_cache,  # noqa: SLF001  (the type has no public name)
     typing.NewType: lambda value: (typing.NewType, (value.__name__, value.__supertype__), vars(value)),
     typing.ParamSpec: _reduce_type_variable,
     typing.TypeVarTuple: _reduce_type_variable,
 }
-"""Reductions of values that Python pickles by name. They are used if the name means nothing in other processes."""
+"""Reductions of values that Python pickles by name, for names that mean nothing in other processes."""
 
 if hasattr(typing, "TypeAliasType"):  # from Python 3.12 on
-    NAMED[typing.TypeAliasType] = lambda alias: (
+    _BY_VALUE_IF_UNIMPORTABLE[typing.TypeAliasType] = lambda alias: (
         rebuild_type_alias,
         (type(alias), alias.__name__, alias.__value__, alias.__type_params__),
     )
@@ -101,7 +101,7 @@ def _reduce_weak_dict(value: Any) -> Reduced:
     return type(value), (dict(value),)
 
 
-OTHERS: dict[type, Callable[[Any], Reduced]] = {
+_ALWAYS_REBUILT: dict[type, Callable[[Any], Reduced]] = {
     types.CodeType: _reduce_code,
     functools.cached_property: _reduce_cached_property,
     functools.partialmethod: lambda value: (rebuild_partial_method, (type(value),), vars(value)),
@@ -161,13 +161,8 @@ BinaryFile = io.BytesIO | io.RawIOBase
 BufferCallback = Callable[[pickle.PickleBuffer], bool]
 """A function that takes a buffer out of a pickle, or returns True to leave it in."""
 
-# By identity: a metaclass may define equality in any way.
-_NAMED = {id(kind): reduce for kind, reduce in NAMED.items()}
-_OTHERS = {id(kind): reduce for kind, reduce in OTHERS.items()}
-
-# The function and the class that pickles of arrays refer to.
 _OF_NUMPY = frozenset({id(np.dtype), *map(id, np.empty(0).__reduce_ex__(5)[:1])})
-_SPECIAL = frozenset({*_NAMED, *_OTHERS, *map(id, (types.FunctionType, types.ModuleType, typing.TypeVar, np.memmap))})
+"""The function and the class that pickles of arrays refer to."""
 
 
 class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
@@ -221,8 +216,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
             return NotImplemented
         if isinstance(value, type):
             return self._reduce_class(value)
-        if id(kind) in _SPECIAL:
-            return self._reduce_special(value, id(kind))
+        if (reduce := _REDUCTIONS.get(id(kind))) is not None:
+            return reduce(self, value)
         if kind is self._tensor:
             return reduce_tensor(value) or NotImplemented
         if value is self._flags:
@@ -233,16 +228,13 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
     def _in_file(self, array: NDArray[Any]) -> Reduced | None:
         return None if self._files is None else self._files.reduce(array)
 
-    def _reduce_special(self, value: Any, kind: int) -> Any:
-        if kind in _NAMED:
-            return _NAMED[kind](value) if self.is_by_value(value) else NotImplemented
-        if kind in _OTHERS:
-            return _OTHERS[kind](value)
-        if isinstance(value, np.memmap):
-            # NumPy pickles the bytes of a subclass in band, where they cannot be shared.
-            if value.dtype.hasobject:
-                return NotImplemented
-            return self._in_file(value) or (as_memmap, (np.asarray(value),))
+    def reduce_memmap(self, value: NDArray[Any]) -> Any:
+        # NumPy pickles the bytes of a subclass in band, where they cannot be shared.
+        if value.dtype.hasobject:
+            return NotImplemented
+        return self._in_file(value) or (as_memmap, (np.asarray(value),))
+
+    def reduce_definition(self, value: Any) -> Any:
         self._module_is_by_value(value.__name__ if isinstance(value, types.ModuleType) else value.__module__)
         return super().reducer_override(value)
 
@@ -270,6 +262,22 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
             found = self._by_value[name] = _register(name, self._registered)
         return found
 
+
+def _if_unimportable(reduce: Callable[[Any], Reduced]) -> Callable[[ValuePickler, Any], Any]:
+    return lambda pickler, value: reduce(value) if pickler.is_by_value(value) else NotImplemented
+
+
+def _always(reduce: Callable[[Any], Reduced]) -> Callable[[ValuePickler, Any], Any]:
+    return lambda _, value: reduce(value)
+
+
+_REDUCTIONS: dict[int, Callable[[ValuePickler, Any], Any]] = {
+    **{id(kind): _if_unimportable(reduce) for kind, reduce in _BY_VALUE_IF_UNIMPORTABLE.items()},
+    **{id(kind): _always(reduce) for kind, reduce in _ALWAYS_REBUILT.items()},
+    **{id(kind): ValuePickler.reduce_definition for kind in (types.FunctionType, types.ModuleType, typing.TypeVar)},
+    id(np.memmap): ValuePickler.reduce_memmap,
+}
+"""Reductions by the identity of the type, because a metaclass may define equality in any way."""
 
 _registering = SignalSafeLock(threading.RLock())
 _users: dict[str, set[int]] = {}

@@ -11,6 +11,7 @@ Guarantees:
 """
 
 import contextlib
+import queue
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator
@@ -81,11 +82,10 @@ class Retirement:
     def __init__(self, keeper: "weakref.ref[Keeper]", idle: object, thread_name: str) -> None:
         self._keeper = keeper
         self.thread = threading.Thread(target=self._run, name=thread_name, daemon=True)
-        # Held until it is cancelled, because releasing it never waits.
-        self._lock = threading.Lock()
-        self._lock.acquire()
+        # Gets an item to cancel it: `put` never waits, in a finalizer or a signal handler either.
+        self._cancelled: queue.SimpleQueue[None] = queue.SimpleQueue()
         # A pool may end with the loader. The thread then stops waiting.
-        self._ending = weakref.finalize(idle, self._release)
+        self._ending = weakref.finalize(idle, self._cancelled.put, None)
 
     def begin(self) -> None:
         """Starts the thread that waits. If the system has no thread left, a pool stays as long as the loader."""
@@ -95,17 +95,14 @@ class Retirement:
     def cancel(self) -> None:
         """Keeps the idle object alive. Idempotent."""
         self._ending.detach()
-        self._release()
-
-    def _release(self) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._lock.release()
+        self._cancelled.put(None)
 
     def _run(self) -> None:
-        if self._lock.acquire(timeout=IDLE_SECONDS):
-            return
-        if (keeper := self._keeper()) is not None:
-            keeper.retire(self)
+        try:
+            self._cancelled.get(timeout=IDLE_SECONDS)
+        except queue.Empty:
+            if (keeper := self._keeper()) is not None:
+                keeper.retire(self)
 
 
 class _Idle(NamedTuple, Generic[PoolT]):
