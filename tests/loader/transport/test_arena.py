@@ -285,21 +285,26 @@ def test_a_few_kept_bytes_pin_what_they_need(monkeypatch: pytest.MonkeyPatch) ->
         image = np.full(4096, number, dtype=np.float32)
         return {"image": image, "label": np.full(64, number), "hidden": image[:2048]}
 
+    def loader() -> millstream.DataLoader:
+        return millstream.DataLoader(
+            data_source=range(64),
+            sampler=millstream.IndexSampler(64, num_epochs=1),
+            operations=[labelled, millstream.Batch(16)],
+            worker_count=2,
+            read_options=millstream.ReadOptions(0),
+        )
+
+    with loader() as first:
+        # The fork server, which stays for later loaders, has a descriptor.
+        next(iter(first))
     kept = []
     with watched_arenas(monkeypatch) as arenas:
         descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  (the names are wanted)
         before = set(mapped_arenas())
         for _ in range(3):
-            loader = millstream.DataLoader(
-                data_source=range(64),
-                sampler=millstream.IndexSampler(64, num_epochs=1),
-                operations=[labelled, millstream.Batch(16)],
-                worker_count=2,
-                read_options=millstream.ReadOptions(0),
-            )
-            with iter(loader) as iterator:
+            with iter(loader()) as iterator:
                 kept += [(batch["label"], batch["hidden"]) for batch in iterator]
-            del loader, iterator
+            del iterator
         gc.collect()
 
         needed = sum(whole_pages(hidden.nbytes) for _, hidden in kept)
