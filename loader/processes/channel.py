@@ -1,7 +1,8 @@
 """The messages between the parent, the fork server and the workers, and the channels that they travel on.
 
     parent → fork server   Fork, Kill, End       fork server → parent   Forked, NotForked, Exited, Ended
-    parent → worker        Task, Load, Unload    worker → parent        Ready, PipelineFailed, Imported, Logged, Result
+    parent → worker        Task, Load, Vary,     worker → parent        Ready, PipelineFailed, Imported, Logged, Result
+                           Unload
 
 Each pool has a connection of its own to the fork server. A connection ends with its socket. If the parent closes its
 end, the other side stops. If a worker's end closes first, the worker has died; so has the fork server, unless it has
@@ -100,7 +101,6 @@ class Task(NamedTuple):
     Attributes:
         released: chunks of the worker's arena that the parent no longer holds.
         request: the first block, the block after the last, and the logical shard; or a pickled `Group` or `Fed`.
-        variant: the epoch that is run alone, or changes of weights; None for the complete order.
         num_reads: the maximum number of reads in flight, including this call's. With 1, no other call begins before
             this one has ended.
     """
@@ -109,7 +109,6 @@ class Task(NamedTuple):
     released: list[int]
     request: tuple[int, int, int] | bytes
     pipeline: int
-    variant: Variant
     num_reads: int
 
 
@@ -123,6 +122,14 @@ class Load(NamedTuple):
     file: PipelineFile
     classes: tuple[int, ...]
     variables: Variables
+
+
+class Vary(NamedTuple):
+    """Gives a running worker another pipeline: an epoch of one that it has, or the same with other weights."""
+
+    number: int
+    base: int
+    variant: Variant
 
 
 class Unload(NamedTuple):
@@ -176,6 +183,7 @@ Message: TypeAlias = (
     | PipelineFailed
     | Task
     | Load
+    | Vary
     | Unload
     | Imported
     | Logged

@@ -32,7 +32,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 from millstream.core.signals import SignalSafeLock
-from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.pipeline import Pipeline, Variant
 from millstream.loader.processes.channel import (
     Channel,
     Exited,
@@ -47,6 +47,7 @@ from millstream.loader.processes.channel import (
     Ready,
     Result,
     Unload,
+    Vary,
     close_all,
 )
 from millstream.loader.processes.fork_servers import FORK_SERVERS, Connection, Launch
@@ -230,9 +231,9 @@ MAX_IDLE_PIPELINES = 64
 
 
 class _Loaded(NamedTuple):
-    """A pipeline that the workers get while they run: the message to each, and the descriptor of its file."""
+    """A pipeline that the workers get while they run: the message to each, and the descriptor of its file, if any."""
 
-    message: Load
+    message: Load | Vary
     file: list[int]
     has_new_classes: bool  # Replacements need it, because later elements may have a class that crossed with it.
 
@@ -267,7 +268,14 @@ class LoadedPipelines:
         message = Load(number, file, classes.number(list(crossed)), variables_of([pipeline]))
         return content, message, len(classes) > num_known
 
-    def add(self, name: Hashable, message: Load, file: list[int], workers: Iterable[Worker], *, has_new: bool) -> None:
+    def vary(self, base: int, variant: Variant) -> Vary:
+        """Returns the message to each worker about a new variant of a pipeline."""
+        self._next_number += 1
+        return Vary(self._next_number - 1, base, variant)
+
+    def add(
+        self, name: Hashable, message: Load | Vary, file: list[int], workers: Iterable[Worker], *, has_new: bool
+    ) -> None:
         """Adds a pipeline, and sends it to the workers. They, and their replacements, share its file."""
         self._loaded[name] = loaded = _Loaded(message, file, has_new)
         _send(loaded, workers)
@@ -302,7 +310,8 @@ class LoadedPipelines:
 
 def _send(loaded: _Loaded, workers: Iterable[Worker]) -> None:
     # Closed by another thread that stops the pool.
-    for worker in workers if loaded.file else ():
+    is_lost = isinstance(loaded.message, Load) and not loaded.file
+    for worker in () if is_lost else workers:
         worker.channel.send(loaded.message, loaded.file)
 
 
@@ -387,15 +396,27 @@ class Pool:
         number = self._pipelines.find(name)
         if number is None:
             content, message, has_new = self._pipelines.pack(pipeline, self.classes)
-            number = message.number
-            try:
-                with explained_limits(self._options.num_workers):
-                    in_fresh_thread(functools.partial(self._add, name, message, content, has_new=has_new))
-            except BaseException:
-                self._pipelines.forget(name)
-                raise
+            number = self._send(name, message, content, has_new=has_new)
             self._pipelines.drop_idle({*in_use(), number}, self.workers)
         return number
+
+    def vary(self, variant: Variant) -> int:
+        """Returns the number of a variant of the first pipeline, which the workers get if they lack it."""
+        name = Vary, variant
+        number = 0 if variant is None else self._pipelines.find(name)
+        if number is None:
+            number = self._send(name, self._pipelines.vary(0, variant), (), has_new=False)
+            self._pipelines.drop_idle({number}, self.workers)
+        return number
+
+    def _send(self, name: Hashable, message: Load | Vary, content: Sequence[memoryview], *, has_new: bool) -> int:
+        try:
+            with explained_limits(self._options.num_workers):
+                in_fresh_thread(functools.partial(self._add, name, message, content, has_new=has_new))
+        except BaseException:
+            self._pipelines.forget(name)
+            raise
+        return message.number
 
     @property
     def are_ready(self) -> bool:
@@ -572,9 +593,10 @@ class Pool:
                 control.send(fork, [theirs.fileno(), arena, crash_log, self._state.pipelines])
                 self._pipelines.send_all(worker)
 
-    def _add(self, name: Hashable, message: Load, content: Sequence[memoryview], *, has_new: bool) -> None:
+    def _add(self, name: Hashable, message: Load | Vary, content: Sequence[memoryview], *, has_new: bool) -> None:
         with self._state.lock:
-            self._pipelines.add(name, message, self._state.store(content), self.workers, has_new=has_new)
+            file = self._state.store(content) if content else []
+            self._pipelines.add(name, message, file, self.workers, has_new=has_new)
 
     def _receive_from(self, worker: Worker, *, has_exited: bool) -> Iterator[tuple[Worker, Event]]:
         messages = worker.channel.receive_rest() if has_exited else worker.channel.receive()

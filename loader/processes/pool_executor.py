@@ -44,6 +44,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
         super().__init__(plan, position, **options)
         self._unpack = self._profiler.timed(HAND_OVER, unpack)
         self._deaths_of_fork_server = 0
+        self._own.pipeline = self._pool.vary(plan.pipeline.variant)
 
     def stacks(self) -> dict[int, str]:
         """Returns the stacks of the workers by process ID, without those still starting. Thread-safe.
@@ -86,9 +87,8 @@ class PoolExecutor(WorkersExecutor[Worker]):
             pipeline = self._own.pipeline if substream is None else substream.pipeline
             # A suspect runs alone, so that another death can be attributed to it.
             num_reads = 1 if self._assignments.is_suspect(number) else self._reads.number
-            variant = self._plan.pipeline.variant
             worker.record_call(number)
-            worker.channel.send(Task(number, worker.arena.take_released(), message, pipeline, variant, num_reads))
+            worker.channel.send(Task(number, worker.arena.take_released(), message, pipeline, num_reads))
 
     def _receive(self, seconds: float) -> None:
         self._pool.end_leaving()

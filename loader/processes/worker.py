@@ -30,7 +30,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, final
 
 from millstream.core.warn import log_warning
 from millstream.loader.pipeline.elements import Elements, Origins, add_note
@@ -45,6 +45,7 @@ from millstream.loader.processes.channel import (
     Result,
     Task,
     Unload,
+    Vary,
 )
 from millstream.loader.processes.log_records import WorkerLog
 from millstream.loader.processes.process_control import open_handle, worker_name
@@ -80,10 +81,10 @@ def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fo
     leave_if_forked(owner)
     log.send(Ready(owner))
     record_begun = functools.partial(record_call, crash_log)
-    tasks = TaskQueue(channel, pipelines.runner, record_begun, pipelines.load, pipelines.unload)
+    tasks = TaskQueue(channel, pipelines, record_begun)
     while (ready := tasks.next(pipelines.allocator.take_back)) is not None:
         task, reading = ready
-        runner = pipelines.runner(task.pipeline, task.variant)
+        runner = pipelines.runner(task.pipeline)
         log.send(Result(task.call, tuple(runner.make(task.request, reading))))
         # Memory of this call must be free before the next one is waited for.
         del task, ready, reading
@@ -135,6 +136,8 @@ class WorkerPipelines:
         self._readers = ReaderThreads(affordable_threads(fork.num_threads))
         self._pipelines: dict[int, Pipeline] = {}
         self._runners: dict[int, Callable[[Variant], Runner]] = {}
+        # By number: the number of the pipeline that it is a variant of.
+        self._variants: dict[int, tuple[int, Variant]] = {}
         for number, pipeline in enumerate(pipelines):
             self._add(number, pipeline)
 
@@ -152,17 +155,22 @@ class WorkerPipelines:
             failing = self._failing(error)
             self._runners[message.number] = lambda _: failing
 
+    def vary(self, message: Vary) -> None:
+        self._variants[message.number] = message.base, message.variant
+
     def unload(self, number: int) -> None:
         """Drops a pipeline, and closes its source if no other has it."""
+        if self._variants.pop(number, None) is not None:
+            return
         del self._runners[number]
         pipeline = self._pipelines.pop(number, None)
         if pipeline is not None and not any(pipeline.source is other.source for other in self._pipelines.values()):
             close_source(pipeline)
 
-    def runner(self, number: int, variant: Variant) -> Runner:
-        """Returns the call runner of a pipeline, or of a variant of it."""
+    def runner(self, number: int) -> Runner:
+        base, variant = self._variants.get(number, (number, None))
         try:
-            return self._runners[number](variant)
+            return self._runners[base](variant)
         except Exception as error:  # noqa: BLE001  (the sampler of an epoch is the user's)
             return self._failing(_noted(error, f"began epoch {variant}"))
 
@@ -230,15 +238,11 @@ class TaskQueue:
     def __init__(
         self,
         channel: Channel,
-        runner_of: Callable[[int, Variant], Any],
+        pipelines: WorkerPipelines,
         record_begun: Callable[[int], None],
-        load: Callable[[Load, int], None],
-        unload: Callable[[int], None],
     ) -> None:
         self._channel = channel
-        self._load = load
-        self._unload = unload
-        self._runner_of = runner_of
+        self._pipelines = pipelines
         self._record_begun = record_begun
         self._unread: deque[Task | Unload] = deque()
         self._reading: deque[tuple[Task, AdvanceRead]] = deque()
@@ -282,7 +286,10 @@ class TaskQueue:
             for message in self._channel.receive():
                 if isinstance(message, Load):
                     (file,) = self._channel.take_descriptors()
-                    self._load(message, file)
+                    self._pipelines.load(message, file)
+                    continue
+                if isinstance(message, Vary):
+                    self._pipelines.vary(message)
                     continue
                 if isinstance(message, Task):
                     for offset in message.released:
@@ -296,13 +303,13 @@ class TaskQueue:
                 if self._reading:
                     return
                 self._unread.popleft()
-                self._unload(task.number)
+                self._pipelines.unload(task.number)
                 continue
             if isinstance(task.request, bytes) or task.num_reads == 1 or len(self._reading) >= task.num_reads:
                 return
             self._unread.popleft()
             self._record_begun(task.call)
-            runner = self._runner_of(task.pipeline, task.variant)
+            runner = self._pipelines.runner(task.pipeline)
             self._reading.append((task, runner.read(task.request, self._wake_up)))
 
     def _wake_up(self) -> None:

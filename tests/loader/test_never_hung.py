@@ -311,7 +311,7 @@ def test_a_channel_may_be_closed_while_another_thread_sends() -> None:
             closer = threading.Thread(target=lambda: is_full.wait(WAIT_SECONDS) and channel.shut_down())  # type: ignore[func-returns-value]  # noqa: B023
             closer.start()
             for number in range(200):
-                channel.send(Task(number, [], b"x" * 100, 0, None, 1), [theirs.fileno()])
+                channel.send(Task(number, [], b"x" * 100, 0, 1), [theirs.fileno()])
                 channel.flush()
                 if number == 50:
                     is_full.set()

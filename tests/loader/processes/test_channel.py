@@ -19,7 +19,7 @@ from support.processes.process_tree import open_descriptors
 
 
 def said(content: Any) -> Task:
-    return Task(1, [2, 3], content, 0, None, 1)
+    return Task(1, [2, 3], content, 0, 1)
 
 
 messages = st.one_of(
