@@ -188,6 +188,11 @@ class _PackIterDataset(IterDataset[Any]):
         max_sequences_per_bin: SupportsIndex | None = None,
         overflow: str = "error",
     ) -> None:
+        if shuffle_bins_group_by_feature is not None:
+            raise ValueError(
+                f"shuffle_bins_group_by_feature must be None, got {shuffle_bins_group_by_feature!r}: write "
+                "shuffle_bins=False, and sort the rows in an operation after them."
+            )
         operation = self._operation(
             length_struct,
             num_packing_bins=num_packing_bins,
@@ -198,7 +203,6 @@ class _PackIterDataset(IterDataset[Any]):
             max_sequences_per_bin=max_sequences_per_bin,
             overflow=overflow,
             pack_alignment_struct=pack_alignment_struct,
-            shuffle_bins_group_by_feature=shuffle_bins_group_by_feature,
         )
         self._made_as(as_stream(parent, "parent").apply(operation))
 
@@ -214,8 +218,7 @@ class FirstFitPackIterDataset(_PackIterDataset):
         num_packing_bins: the number of open rows, at least 1.
         seed: selects the order of the rows, 0 … 2**64 - 1.
         shuffle_bins: True to shuffle rows that are completed together.
-        shuffle_bins_group_by_feature: the feature by which rows that are completed together are sorted first; None for
-            no sorting.
+        shuffle_bins_group_by_feature: None, because there is no other order.
         meta_features: features without segment ids and positions. A row has a list of each not in length_struct.
         pack_alignment_struct: documents begin at multiples of this number of tokens, for each feature; None for no
             alignment.
@@ -253,8 +256,7 @@ class BestFitPackIterDataset(_PackIterDataset):
         num_packing_bins: the number of open rows, at least 1.
         seed: selects the order of the rows, 0 … 2**64 - 1.
         shuffle_bins: True to shuffle rows that are completed together.
-        shuffle_bins_group_by_feature: the feature by which rows that are completed together are sorted first; None for
-            no sorting.
+        shuffle_bins_group_by_feature: None, because there is no other order.
         meta_features: features without segment ids and positions. A row has a list of each not in length_struct.
         pack_alignment_struct: documents begin at multiples of this number of tokens, for each feature; None for no
             alignment.

@@ -80,7 +80,6 @@ class BinPack(GroupingOperation):
         max_sequences_per_bin: SupportsIndex | None = None,
         overflow: str = "error",
         pack_alignment_struct: Mapping[str, int] | None = None,
-        shuffle_bins_group_by_feature: str | None = None,
     ) -> None:
         carried = []
         if isinstance(length_struct, Mapping) and not isinstance(meta_features, str):
@@ -92,15 +91,6 @@ class BinPack(GroupingOperation):
         self.shuffle_bins = as_flag(shuffle_bins, "shuffle_bins")
         self.max_sequences_per_bin = as_integer_or_none(max_sequences_per_bin, "max_sequences_per_bin")
         self.overflow = as_overflow(overflow)
-        self.group_feature = shuffle_bins_group_by_feature
-        if self.group_feature is not None:
-            if self.group_feature not in {*self.rows.length_struct, *self.rows.carried}:
-                raise ValueError(
-                    f"shuffle_bins_group_by_feature={self.group_feature!r} must be one of the features, "
-                    f"{[*self.rows.length_struct, *self.rows.carried]}: name it in length_struct or meta_features."
-                )
-            if not self.shuffle_bins:
-                raise ValueError("shuffle_bins_group_by_feature needs shuffle_bins=True, got False.")
 
     @property
     def splits(self) -> bool:
@@ -125,7 +115,7 @@ class BinPack(GroupingOperation):
         documents: list[Document] = list(zip(*columns, *self.rows.carried_values(values), strict=True))
         is_long = sizes > np.array(self.rows.lengths)[:, np.newaxis]
         if not is_long.any() and sizes.any(axis=0).all():
-            return Prepared(documents, self._numbers(documents, sizes))
+            return Prepared(documents, self.rows.spaces(sizes))
         if is_long.any() and self.overflow == "error":
             feature, number = np.argwhere(is_long)[0].tolist()
             name, length = list(self.rows.length_struct.items())[feature]
@@ -137,7 +127,7 @@ class BinPack(GroupingOperation):
         cut = [segment for segments in kept for segment in segments]
         features = list(zip(*cut, strict=True))[: len(columns)]
         sizes = lengths_of(features) if cut else sizes[:, :0]
-        return Prepared(cut, self._numbers(cut, sizes), list(map(len, kept)))
+        return Prepared(cut, self.rows.spaces(sizes), list(map(len, kept)))
 
     def begin(self, skip: int = 0) -> Bins:
         del skip
@@ -147,11 +137,7 @@ class BinPack(GroupingOperation):
         rows = Segments.by_output(measures[-1])
         if not self.shuffle_bins:
             return rows
-        order = group.generator(self.seed).permutation(len(rows.offsets) - 1)
-        if self.group_feature is not None:
-            groups = np.split(measures[-2][rows.elements], rows.offsets[1:-1])
-            order = np.lexsort((order, np.array(list(map(_mean_group, groups)))))
-        return rows.permuted(order)
+        return rows.permuted(group.generator(self.seed).permutation(len(rows.offsets) - 1))
 
     def make(self, values: Sequence[Any], segments: Segments, allocate: Allocate = np.empty) -> Sequence[Any]:
         return self.rows.lay_out(values, segments, allocate)
@@ -171,29 +157,6 @@ class BinPack(GroupingOperation):
             (*(array[n * length : (n + 1) * length] for array, length in zip(features, lengths, strict=True)), *carried)
             for n in range(max(counts) if self.overflow == "split" else 1)
         ]
-
-    def _numbers(self, documents: Sequence[Document], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the space that documents take, followed by the group of each, if rows are sorted by groups."""
-        spaces = self.rows.spaces(sizes)
-        if self.group_feature is None:
-            return spaces
-        column = [*self.rows.length_struct, *self.rows.carried].index(self.group_feature)
-        groups = [_group(document[column], self.group_feature) for document in documents]
-        return np.concatenate([spaces, np.array([groups], dtype=np.int64).reshape(1, -1)])
-
-
-def _group(value: Any, name: str) -> int:
-    """Returns the single number that a document has for a feature; 0 if it is empty."""
-    array = np.asarray(value)
-    if array.dtype.kind not in "iub" or (array != array.flat[:1]).any():
-        raise ValueError(f"shuffle_bins_group_by_feature={name!r} must be one integer per document, got {value!r}.")
-    return int(array.flat[0]) if array.size else 0
-
-
-def _mean_group(groups: NDArray[np.int64]) -> float:
-    """Returns the mean of the distinct groups in a row; as in Grain, 0 is not a group."""
-    different = np.unique(groups[groups != 0])
-    return float(different.mean()) if different.size else 0.0
 
 
 _SIZE_CLASSES = 32
@@ -281,9 +244,6 @@ class FirstFitPack(BinPack):
             it.
         pack_alignment_struct: the multiples of tokens at which documents begin, per feature; 1 for the other features.
             The lengths of rows must be multiples of it.
-        shuffle_bins_group_by_feature: the name of a feature with one integer per document, its group. The rows of a
-            group of rows are then sorted by the mean of their distinct groups (0 is not a group), and randomly among
-            equals. None for a random order only.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type or is out of range. While reading, a ValueError if a
@@ -367,8 +327,6 @@ class BestFitPack(BinPack):
         max_sequences_per_bin: the maximum number of documents per row; None for no limit.
         overflow: the treatment of a document longer than a row: "error", "truncate", "split" or "drop".
         pack_alignment_struct: the multiples of tokens at which documents begin, per feature; 1 for the other features.
-        shuffle_bins_group_by_feature: a feature by which the rows of a group are sorted first; None for a random order
-            only.
 
     Raises:
         TypeError, ValueError: as `FirstFitPack`.

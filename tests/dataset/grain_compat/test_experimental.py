@@ -100,13 +100,13 @@ PACKED: dict[str, Any] = {
     "length_struct": {"tokens": LENGTH, "number": 4},
     "num_packing_bins": 3,
     "seed": 7,
-    "shuffle_bins_group_by_feature": "number",
     "meta_features": ("number",),
     "pack_alignment_struct": {"tokens": 2},
     "padding_struct": {"tokens": -1},
     "max_sequences_per_bin": 2,
     "overflow": "drop",
 }
+GROUPED = {"length_struct": {"tokens": 4}, "num_packing_bins": 2, "shuffle_bins_group_by_feature": "tokens"}
 SPLIT: dict[str, Any] = {
     "length_struct": {"tokens": 4, "number": 4},
     "meta_features": ("number",),
@@ -120,7 +120,6 @@ SPLIT: dict[str, Any] = {
     ("name", "operation", "options"),
     [
         ("FirstFitPackIterDataset", FirstFitPack, PACKED),
-        ("FirstFitPackIterDataset", FirstFitPack, {**PACKED, "shuffle_bins_group_by_feature": None}),
         ("FirstFitPackIterDataset", FirstFitPack, {"length_struct": {"tokens": 4}, "num_packing_bins": 2, "seed": 0}),
         ("BestFitPackIterDataset", BestFitPack, PACKED),
         ("ConcatThenSplitIterDataset", ConcatThenSplit, SPLIT),
@@ -336,6 +335,7 @@ def test_a_dataset_that_does_not_resume_is_found_out() -> None:
             ValueError,
             "FirstFitPackIterDataset",
         ),
+        ("BestFitPackIterDataset", {"parent": documents(), **GROUPED}, ValueError, "shuffle_bins=False"),
         ("PackAndBatchOperation", {"length_struct": {"x": {"a": 4}}, "batch_size": 2}, TypeError, "must be an integer"),
         ("DatasetOptions", {"filter_raise_threshold_ratio": 1.5}, ValueError, "a share above 0 and up to 1"),
         ("WithOptionsIterDataset", {"parent": documents(), "options": None}, TypeError, "DatasetOptions"),

@@ -127,12 +127,7 @@ def packers(kind: type[Transformation]) -> st.SearchStrategy[Drawn]:
                 {"pack_alignment_struct": {"a": 4}},
                 {},
                 {"meta_features": ["left out"]},
-                {
-                    "meta_features": ["left out"],
-                    "shuffle_bins": True,
-                    "shuffle_bins_group_by_feature": "left out",
-                    "pack_alignment_struct": {"a": 3},
-                },
+                {"meta_features": ["left out"], "shuffle_bins": True, "pack_alignment_struct": {"a": 3}},
             ]
         ),
         st.sampled_from(["error", "truncate", "split", "drop"]),

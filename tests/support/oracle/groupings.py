@@ -76,15 +76,8 @@ def within_rows(operation: FirstFitPack | BestFitPack, element: Element) -> Iter
 def bins_in_order(
     operation: FirstFitPack | BestFitPack, rows: list[list[Element]], identity: GroupId
 ) -> list[list[Element]]:
-    """Returns the rows of a set of bins, shuffled, or by the means of their groups and shuffled where these are one."""
-    order = identity.generator(operation.seed).permutation(len(rows)).tolist()
-    if operation.group_feature is None:
-        return [rows[number] for number in order]
-    means = []
-    for row in rows:
-        different = {int(document[operation.group_feature]) for _, _, document in row} - {0}
-        means.append(sum(different) / max(1, len(different)))
-    return [rows[number] for number in sorted(range(len(rows)), key=lambda number: (means[number], order[number]))]
+    """Returns the rows of a set of bins, shuffled."""
+    return [rows[number] for number in identity.generator(operation.seed).permutation(len(rows)).tolist()]
 
 
 def bin_packed(operation: FirstFitPack | BestFitPack, elements: Iterable[Element]) -> Iterator[Element]:
