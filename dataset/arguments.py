@@ -92,7 +92,6 @@ def raise_missing(dataset: Any, name: str, remedies: Mapping[str, str]) -> NoRet
 
 
 def only_parent(node: Any) -> Any:
-    """Returns the single parent of a dataset or iterator."""
     parents = node._parents  # noqa: SLF001  (the attribute that subclasses know)
     if len(parents) != 1:
         raise AttributeError(f"{type(node).__name__} has {len(parents) or 'no'} parents, not one.")
@@ -111,7 +110,6 @@ def as_operation(given: Any, kind: type[Operation]) -> Operation:
 
 
 def as_map(given: Any, *, batched: bool) -> "Map[Any, Any]":
-    """Returns a Map: `given` itself, or a new one for a function of an element or of a list of elements."""
     if not batched:
         return as_operation(given, Map)
     if isinstance(given, Transformation) or adopted_operation(given) is not None:
@@ -120,7 +118,6 @@ def as_map(given: Any, *, batched: bool) -> "Map[Any, Any]":
 
 
 def as_flat_map(given: Any, max_fan_out: SupportsIndex | None) -> "FlatMap[Any, Any]":
-    """Returns a FlatMap: `given` itself, or a new one for a function."""
     given = adopted_operation(given) or given
     if _is_operation(given):
         return as_operation(given, FlatMap)
@@ -173,7 +170,6 @@ def check_map_dataset(value: object, name: str) -> None:
 
 
 def nodes_of(datasets: Any) -> tuple[Node, ...]:
-    """Returns the nodes of a list of MapDatasets, at least one."""
     if isinstance(datasets, grain_kinds.MapDataset) or not isinstance(datasets, Sequence):
         raise TypeError(f"datasets must be a list of MapDatasets, got {type(datasets).__name__}.")
     if not datasets:

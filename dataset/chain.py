@@ -35,7 +35,6 @@ class Chain:
 
     @classmethod
     def of(cls, step: StreamStep) -> Self:
-        """Returns the chain that ends with a step."""
         operations: list[Transformation] = []
         workers, reading, num_local, local_reading, has_boundary = NO_WORKERS, None, 0, None, False
         while not step.is_leaf:
@@ -68,7 +67,6 @@ def fixed_chain(step: StreamStep, chain: Chain) -> FixedChain:
 
 
 def warm_workers_of(step: StreamStep) -> WarmWorkers:
-    """Returns the idle workers of a step's earlier iterators."""
     warm: WarmWorkers | None = vars(step).get(_WARM)
     # If two threads begin at the same time, both get the same.
     return vars(step).setdefault(_WARM, WarmWorkers()) if warm is None else warm

@@ -39,7 +39,6 @@ class Sketch:
 
     @property
     def follows(self) -> bool:
-        """True if it has exactly one parent."""
         return len(self.above) == 1
 
     @property
@@ -129,7 +128,6 @@ def check_no_stream(end: Step) -> None:
 
 
 def extent_of(node: Node) -> str:
-    """Returns a description of a node's number of elements."""
     count = "of endless length" if node.length == ENDLESS else f"of {node.length} element{'s'[: node.length != 1]}"
     return f"{count}, of which some may be absent" if node.is_sparse else count
 
@@ -162,7 +160,6 @@ overflow-wrap:anywhere}
 
 
 def _boxes(whole: Sketch, branches: _Branches) -> str:
-    """Returns the boxes of a chain, from its sources down."""
     from millstream.core.html_fragments import escaped, proportions  # noqa: PLC0415  (lazy: only notebooks need it)
 
     chain = branches.drawn(whole)

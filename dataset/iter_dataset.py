@@ -44,6 +44,8 @@ from millstream.dataset.stream_steps import (
     Seeded,
     StreamStep,
     WithOptions,
+    as_stream,
+    as_streams,
     step_of,
     steps_of,
     without_threads,
@@ -654,24 +656,9 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
 
 def made(step: StreamStep, *parents: Any) -> IterDataset[Any]:
-    """Returns a dataset of a step."""
     dataset: IterDataset[Any] = IterDataset.__new__(IterDataset)
     dataset._made_of(step, *parents)  # noqa: SLF001
     return dataset
-
-
-def as_stream(dataset: Any, what: str) -> IterDataset[Any]:
-    """Returns a dataset as one that is read in order. Refuses anything else, which the error calls `what`."""
-    if isinstance(dataset, grain_kinds.MapDataset):
-        stream: IterDataset[Any] = dataset.to_iter_dataset()  # type: ignore[attr-defined]  # of every MapDataset
-        return stream
-    if not isinstance(dataset, IterDataset):
-        raise TypeError(f"{what} must be an IterDataset or a MapDataset, got {type(dataset).__name__}.")
-    return dataset
-
-
-def as_streams(datasets: Sequence[Any], what: str) -> list[IterDataset[Any]]:
-    return [as_stream(dataset, f"{what}[{number}]") for number, dataset in enumerate(datasets)]
 
 
 def _always_dataset_iterators(own: Callable[[Any], Any]) -> Callable[[Any], DatasetIterator[Any]]:

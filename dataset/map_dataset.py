@@ -692,7 +692,6 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
 
 
 def dataset_of(node: Node, *parents: MapDataset[Any]) -> MapDataset[Any]:
-    """Returns a dataset with a node."""
     dataset: MapDataset[Any] = MapDataset(parents)
     dataset._node = node  # noqa: SLF001
     if len(parents) == 1 and (handed := vars(parents[0]).get(HANDED)) is not None:

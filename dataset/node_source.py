@@ -275,7 +275,6 @@ class NodeOrigins:
 
 
 def node_of(dataset: Any) -> Node:
-    """Returns the node of a dataset."""
     known: dict[int, Node] = {}
 
     def found(one: Any) -> Node:

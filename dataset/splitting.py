@@ -106,7 +106,6 @@ def _weights_of(shares: object) -> tuple[int, ...]:
 
 
 def _parts_of_records(num_records: int, weights: tuple[int, ...], seed: int) -> NDArray[np.int64]:
-    """Returns the number of the part of each record."""
     order = permute_blocks(np.arange(num_records), _BLOCK, derive_seed(seed, Purpose.SPLIT_RECORDS))
     return proportions(weights).locate(order)[0]
 

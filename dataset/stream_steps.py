@@ -351,14 +351,17 @@ def step_of(dataset: Any) -> Any:
 
 
 def steps_of(datasets: Iterable[Any]) -> tuple[Any, ...]:
-    """Returns the steps of datasets, for a step that draws from them."""
     return tuple(map(step_of, datasets))
 
 
-def stream_of(dataset: Any, what: str) -> Any:
-    """Returns the step of a dataset that is read in order. Refuses anything else, which the error calls `what`."""
+def as_stream(dataset: Any, what: str) -> Any:
+    """Returns a dataset as one that is read in order. Refuses anything else, which the error calls `what`."""
     if isinstance(dataset, grain_kinds.MapDataset):
-        return step_of(dataset.to_iter_dataset())  # type: ignore[attr-defined]  # of every MapDataset
+        return dataset.to_iter_dataset()  # type: ignore[attr-defined]  # of every MapDataset
     if not isinstance(dataset, grain_kinds.IterDataset):
         raise TypeError(f"{what} must be an IterDataset or a MapDataset, got {type(dataset).__name__}.")
-    return step_of(dataset)
+    return dataset
+
+
+def as_streams(datasets: Sequence[Any], what: str) -> list[Any]:
+    return [as_stream(dataset, f"{what}[{number}]") for number, dataset in enumerate(datasets)]

@@ -86,7 +86,6 @@ def _held_by(operation: Any) -> dict[str, Any]:
 
 
 def _check_subclass(operation: Transformation) -> None:
-    """Raises an error unless the operation is of one kind and has the method of that kind."""
     name = type(operation).__name__
     kinds = [kind for kind in METHODS if isinstance(operation, kind)]
     if len(kinds) != 1:

@@ -9,7 +9,7 @@ from millstream.core.checks import as_integer, as_integer_or_none
 from millstream.core.randomness import as_seed
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.opening import opened
-from millstream.dataset.stream_steps import stream_of
+from millstream.dataset.stream_steps import as_stream, step_of
 from millstream.loader.debugging import difference
 from millstream.loader.pipeline.calls import num_bytes
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
@@ -37,7 +37,7 @@ def assert_equal_output_after_checkpoint(ds: Any) -> None:
         >>> dataset = millstream.MapDataset.range(10).shuffle(seed=0).to_iter_dataset().batch(4)
         >>> millstream.experimental.assert_equal_output_after_checkpoint(dataset)
     """
-    stream = stream_of(ds, "ds")
+    stream = step_of(as_stream(ds, "ds"))
     with opened(stream) as iterator:
         states = [_text(iterator)]
         elements = []
@@ -116,7 +116,7 @@ def pick_performance_config(
     samples = as_integer(samples_to_check, "samples_to_check", minimum=1)
     worker_limit = as_integer_or_none(max_workers, "max_workers")
     buffer_limit = as_integer_or_none(max_buffer_size, "max_buffer_size") or MAX_BUFFERED
-    with opened(stream_of(ds, "ds")) as iterator:
+    with opened(step_of(as_stream(ds, "ds"))) as iterator:
         sizes = [num_bytes([element]) for element, _ in zip(iterator, range(samples), strict=False)]
     if not sizes:
         raise ValueError("The dataset yields nothing, so nothing can be measured.")
@@ -128,7 +128,6 @@ def pick_performance_config(
 
 
 def _shape(state: Any) -> Any:
-    """Returns the keys, types and lengths in a state."""
     if isinstance(state, dict):
         return {key: _shape(value) for key, value in state.items()}
     if isinstance(state, list):

@@ -229,7 +229,6 @@ class FilesystemParquetDataSource(ParquetDataSource):
 
 
 def _arrow_filesystem(given: Any) -> Any:
-    """Returns the file system as one of pyarrow."""
     fs = filesystems()
     if isinstance(given, fs.FileSystem):
         return given

@@ -6,12 +6,21 @@ from typing import Any, SupportsIndex, TypeVar, final
 
 from millstream.core.checks import as_flag, as_integer
 from millstream.dataset.chain import Chain
-from millstream.dataset.iter_dataset import IterDataset, as_stream, as_streams, made
+from millstream.dataset.iter_dataset import IterDataset, made
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.node_source import node_of
 from millstream.dataset.options import DatasetOptions
-from millstream.dataset.stream_steps import Leaf, OpenBelow, StreamStep, WithOptions, step_of, steps_of
+from millstream.dataset.stream_steps import (
+    Leaf,
+    OpenBelow,
+    StreamStep,
+    WithOptions,
+    as_stream,
+    as_streams,
+    step_of,
+    steps_of,
+)
 from millstream.loader.device_iterator import DeviceIterator
 from millstream.loader.device_placement import Placement
 from millstream.loader.threads.options import ReadOptions
@@ -479,7 +488,6 @@ class ThreadPrefetchIterDataset(IterDataset[Any]):
 
 
 def _prefetches(step: StreamStep) -> bool:
-    """Returns True if a stream prefetches by itself."""
     chain = Chain.of(step)
     if chain.num_local:
         return chain.local_reading is not None

@@ -214,7 +214,6 @@ class ReadIterator(EngineIterator):
 
     @functools.cached_property
     def _stream(self) -> Stream:
-        """The stream in states."""
         return dataclasses.replace(self._sparse_stream, one_to_one=False)
 
     @property
@@ -311,7 +310,6 @@ class ReadIterator(EngineIterator):
         return fingerprint_number(self._stream)
 
     def _move(self, saved: LoaderState) -> None:
-        """Moves to a position of this stream."""
         self._known = -1, SavedPosition()
         if self._is_dense and not self._fits_dense(saved):
             self._use_sparse(saved)

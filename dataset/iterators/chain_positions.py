@@ -46,7 +46,6 @@ def accepting(allow: Collection[str], *, strict: bool) -> Iterator[None]:
 
 
 def accepted() -> Accepted:
-    """Returns the differences that are accepted now."""
     return _accepted.get()
 
 

@@ -170,7 +170,6 @@ class _Drawing:
         move_to(self._stream, state)
 
     def draw(self, count: int, number: int) -> Elements:
-        """Returns the next elements: fewer than `count` if they end, or if an error follows."""
         stream = self._stream
         name, watches_itself = stream._class_name, stream._watches_itself  # noqa: SLF001  (of the library's base class)
         draw = functools.partial(drawn_from, stream, count)

@@ -233,7 +233,6 @@ _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _begun(iterable: Any) -> Iterator[Any]:
-    """Returns a new iterator of an iterable, or of what a function returns."""
     if hasattr(iterable, "__iter__"):
         return iter(iterable)
     result = iterable()

@@ -89,7 +89,6 @@ class FixedChain:
         self._origin.check_unchanged()
 
     def pipelines(self, limits: FilterLimits, tolerance: Tolerance | None, *, allows_none: bool) -> "Pipelines":
-        """Returns the pipelines over the elements of the `MapDataset`."""
         key = limits, tolerance, allows_none
         if key not in self._pipelines:
             self._pipelines[key] = Pipelines.of(self, limits, tolerance, allows_none=allows_none)

@@ -8,7 +8,7 @@ from typing import Any, final
 from millstream.core.signals import interrupts, is_from_signal_handler
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, position_of
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
-from millstream.dataset.stream_steps import Join, OpenBelow, StreamStep, stream_of
+from millstream.dataset.stream_steps import Join, OpenBelow, StreamStep, as_stream, step_of
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import SavedPosition, is_anything, is_flag, is_list, is_number, values_of
 
@@ -197,7 +197,6 @@ class _TurnsIterator(RecoveringIterator[Any]):
         self._step, self._is_begun = step, False
 
     def start_prefetch(self) -> None:
-        """Opens the first datasets, and starts their prefetching."""
         self._check_open()
         self._begin()
         for slot in self._slots:
@@ -206,7 +205,6 @@ class _TurnsIterator(RecoveringIterator[Any]):
         self._is_prefetching = True
 
     def close(self) -> None:
-        """Closes the open datasets."""
         self._close_all()
         super().close()
 
@@ -262,12 +260,11 @@ class _TurnsIterator(RecoveringIterator[Any]):
             number += 1
 
     def _opened(self, dataset: Any, number: int) -> DatasetIterator[Any]:
-        """Returns a new iterator of a dataset with its number."""
         return self._open_below(self._step_of(dataset, number))
 
     def _step_of(self, dataset: Any, number: int) -> StreamStep:
         """Returns the step of a member, which is a step, or a dataset if it is an element of a MapDataset."""
-        return dataset if isinstance(dataset, StreamStep) else stream_of(dataset, f"datasets[{number}]")
+        return dataset if isinstance(dataset, StreamStep) else step_of(as_stream(dataset, f"datasets[{number}]"))
 
     def _close_all(self) -> None:
         early, self._early = self._early, {}

@@ -257,7 +257,6 @@ def _stack_dataclasses(column: list[Any], path: str, allocate: Allocate) -> Any:
 
 
 def _stack_children(first: Any, columns: Iterable[list[Any]], path: str, allocate: Allocate) -> Any:
-    """Returns the batch of structures like `first`, given the values of each of their items."""
     steps = tree.paths(first)
     return tree.rebuilt(
         first, [_stack(values, path + step, allocate) for step, values in zip(steps, columns, strict=True)]

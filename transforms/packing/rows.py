@@ -216,7 +216,6 @@ class RowFormat:
         return tuple(sorted(names))
 
     def padding(self, name: str, dtype: np.dtype[Any]) -> Any:
-        """Returns the padding value of a feature of a dtype."""
         if name not in self.padding_struct:
             return 0
         value, padding = self.padding_struct[name], None
@@ -396,7 +395,6 @@ def _check_limit(name: str, length: int, sizes: NDArray[np.int64], segments: Seg
 
 
 def _refuse_unlike(name: str, slices: Sequence[Array], segments: Segments) -> None:
-    """Raises for the first document that differs from the first one."""
     first = slices[0]
     for row, other in enumerate(slices):
         if other.dtype != first.dtype or other.shape[1:] != first.shape[1:]:
