@@ -8,6 +8,7 @@ three times, and three times in 0.3 of all epochs (systematic sampling; Madow, "
 """
 
 import copy
+import functools
 import itertools
 import zlib
 from typing import Any, NamedTuple, Self, final
@@ -220,15 +221,26 @@ class WeightedSampler(EpochSampler):
 
     def _offsets_in(self, epochs: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Returns the offset of the points of epochs in their slots, shape (epochs,)."""
-        if not self._slot_bits:
-            return np.zeros(len(epochs), np.uint64)
-        seeds = np.array([self.seed], np.uint64)
-        points = derive_seeds(seeds, Purpose.WEIGHTED_POINTS, epochs.view(np.uint64))
-        return points >> np.uint64(64 - self._slot_bits)
+        if len(epochs) == 1:
+            return _offset_in(self.seed, int(epochs[0]), self._slot_bits)
+        return _offsets_in(self.seed, epochs, self._slot_bits)
 
     @property
     def _slots_seed(self) -> int:
         return derive_seed(self.seed, Purpose.WEIGHTED_SLOTS)
+
+
+def _offsets_in(seed: int, epochs: NDArray[np.int64], slot_bits: int) -> NDArray[np.uint64]:
+    if not slot_bits:
+        return np.zeros(len(epochs), np.uint64)
+    points = derive_seeds(np.array([seed], np.uint64), Purpose.WEIGHTED_POINTS, epochs.view(np.uint64))
+    return points >> np.uint64(64 - slot_bits)
+
+
+@functools.lru_cache(maxsize=4)
+def _offset_in(seed: int, epoch: int, slot_bits: int) -> NDArray[np.uint64]:
+    """Returns the offset in one epoch. Computing it takes as long as the search for the records of a small batch."""
+    return _offsets_in(seed, np.array([epoch]), slot_bits)
 
 
 class _Shares(NamedTuple):
