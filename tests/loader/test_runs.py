@@ -1,7 +1,10 @@
 """Runs that change: skipped batches, other global batches and weights at run time, in states and lineage, anywhere."""
 
 import itertools
-from collections.abc import Callable
+import os
+import pickle
+import signal
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 
 import millstream
 from millstream import Batch, CheckpointError, IndexSampler, MixtureSampler, ShardOptions
+from millstream.loader.processes.channel import Channel, Task, to_wire
 from support.laws import INLINE, inline_loader
 from support.processes.worker_pools import pids_of
 
@@ -214,6 +218,30 @@ def test_workers_stay_when_weights_change() -> None:
             assert values(batches, 4) == values(expected, 4)
         assert pids_of(batches) == before
         assert len(before) == 1
+
+
+def test_calls_do_not_carry_the_history_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message to a worker is as short after many changes of weights as before; a replaced worker has them, too."""
+    sizes, send = list[int](), Channel.send
+
+    def recorded(channel: Channel, message: Any, descriptors: Sequence[int] = ()) -> None:
+        if isinstance(message, Task):
+            sizes.append(len(pickle.dumps(to_wire(message))))
+        send(channel, message, descriptors)
+
+    monkeypatch.setattr(Channel, "send", recorded)
+    found = []
+    for workers in (0, 1):
+        with iter(loader(worker_count=workers, read_options=INLINE)) as batches:
+            taken = []
+            for number in range(12):
+                taken += values(batches, 1)
+                if workers and number == 6:
+                    os.kill(pids_of(batches)[0], signal.SIGKILL)
+                batches.reweight({"a": 1 + number, "b": 1})
+            found.append(taken + values(batches, 3))
+    assert found[0] == found[1]
+    assert max(sizes) <= min(sizes) + 8
 
 
 def test_what_cannot_change_at_run_time_is_refused() -> None:

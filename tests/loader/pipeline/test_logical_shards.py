@@ -29,7 +29,7 @@ def on_shards(pipeline: Pipeline, shard_count: int) -> list[Pipeline]:
     size = batch.batch_size * pipeline.shard.shard_count // shard_count
     operations = list(pipeline.operations)
     operations[number] = dataclasses.replace(batch, batch_size=size)
-    _, _, drop_remainder, logical_shards = dataclasses.astuple(pipeline.shard)
+    drop_remainder, logical_shards = pipeline.shard.drop_remainder, pipeline.shard.logical_shards
     return [
         dataclasses.replace(
             pipeline,
