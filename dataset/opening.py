@@ -110,7 +110,7 @@ def _drawn_by_workers(join: Join, chain: Chain, running: Running) -> tuple[Recov
         The iterator, and the execution of the operations after it. If some of them run in the workers, its iterator
         dispatches the calls of all; otherwise one without elements does.
     """
-    from millstream.loader.workers.workers_executor import SharedWorkers  # noqa: PLC0415  (lazy: for workers)
+    from millstream.loader.engine.joins import SharedWorkers  # noqa: PLC0415  (lazy: for workers)
 
     shared = Shared(shared_workers=(shared_workers := SharedWorkers()), options=running.shared.options)
     sharing, stream = dataclasses.replace(running, shared=shared), drawn(join, shared)

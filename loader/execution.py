@@ -4,31 +4,29 @@ import dataclasses
 import functools
 import time
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.configuration import config
 from millstream.core.warn import log_warning
+from millstream.loader.engine.engine import Engine, Executor, TakeWorkers
+from millstream.loader.engine.worker_choice import BATCH_SECONDS, ELEMENT_SECONDS, WorkerChoice
 from millstream.loader.measuring import LOADER, Frontend, Profiler
 from millstream.loader.pipeline.calls import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Instrument
-from millstream.loader.scheduling.executor import Executor
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS
 from millstream.loader.transport.importable_modules import launch_context
 from millstream.loader.views import Insight, Measured, serve_if_requested
-from millstream.loader.workers.worker_choice import BATCH_SECONDS, ELEMENT_SECONDS, WorkerChoice
 
 if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
-    from millstream.loader.processes.pool_executor import PoolExecutor
+    from millstream.loader.engine.joins import SharedWorkers
     from millstream.loader.scheduling.feed import Feed
-    from millstream.loader.scheduling.schedule import Schedule
     from millstream.loader.threads.shared_threads import SharedThreads
     from millstream.loader.workers.warm_pools import WarmPools
-    from millstream.loader.workers.workers_executor import SharedWorkers
 
 
 @final
@@ -92,8 +90,6 @@ class Execution:
         self._parent = parent
         if parent is None and workers.num_workers:
             self._pools = self._pools_of(pipeline, reading)
-        if self.pools is None:
-            self._executor_here()
         self.profiler = profiler or Profiler(pipeline.labels)
         if pipeline.measures_costs:
             self.profiler.measure_costs()
@@ -187,7 +183,7 @@ class Execution:
         from millstream.loader.workers.warm_pools import WarmPools  # noqa: PLC0415
 
         if self._ray_workers is None:
-            from millstream.loader.processes import pool_executor  # noqa: F401, PLC0415
+            from millstream.loader.engine import processes  # noqa: F401, PLC0415
             from millstream.loader.processes.pool import Pool  # noqa: PLC0415
 
             pipelines: dict[Hashable, Pipeline] = {self._name: pipeline}
@@ -213,29 +209,52 @@ class Execution:
 
     def make_executor(self, position: Position) -> Executor:
         if self._feed is not None:
-            # The iterators that the feed draws from may have begun work that an earlier leader was to dispatch.
+            # The iterators that the feed draws from may have begun work that an earlier leader was to run.
             leads_again = self.pools is not None and self._shared_workers is not None and self._shared_workers.has_led
             self._feed.go_to(position[0].block, afresh=leads_again)
-        if self.choice is not None and not self.choice.is_final:
-            return self._auto_executor(position, self.choice)
-        common: dict[str, Any] = {"profiler": self.profiler, "feed": self._feed}
-        if self.workers.num_workers:
-            common |= {"pools": self.pools, "options": self.workers}
-            if self._ray_workers is not None:
-                from millstream.loader.cluster.ray_executor import RayExecutor  # noqa: PLC0415
-
-                return RayExecutor(self.plan, position, ray_workers=self._ray_workers, **common)
-            from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (lazy, as above)
-
-            common |= {"shared_workers": self._shared_workers, "local_reading": self._local_reading}
-            return PoolExecutor(self.plan, position, **common)
-        if self._shared_workers is not None:
-            from millstream.loader.workers.workers_executor import SubstreamExecutor  # noqa: PLC0415  (lazy, as above)
+        shared = self._shared_workers
+        if shared is not None and not self.workers.num_workers:
+            from millstream.loader.engine.joins import SubstreamExecutor  # noqa: PLC0415  (lazy: for workers)
 
             return SubstreamExecutor(
-                self.plan, position, shared_workers=self._shared_workers, name=self._name, **common
+                self.plan,
+                position,
+                profiler=self.profiler,
+                shared_workers=shared,
+                name=self._name,
+                feed=self._feed,
             )
-        return self._executor_here()(self.plan, position, feed=self._feed)
+        options: dict[str, Any] = {
+            "reading": self.reading,
+            "stall_timeout": self.stall_timeout,
+            "threads": self._threads,
+            "local_reading": self._local_reading,
+        }
+        if self.choice is not None and not self.choice.is_final:
+            from millstream.loader.engine.auto import AutoEngine  # noqa: PLC0415  (lazy, as above)
+
+            start = functools.partial(self._chosen_workers, self.choice)
+            return AutoEngine(
+                self.plan, position, start_workers=start, choice=self.choice, profiler=self.profiler, **options
+            )
+        if (pools := self.pools) is not None and self.workers.num_workers:
+            options["workers"] = self._workers_of(pools, self.workers)
+        engine = Engine(self.plan, position, self._feed, **options)
+        if shared is not None:
+            shared.lead(engine)
+        return engine
+
+    def _workers_of(self, pools: "WarmPools[Any]", options: MultiprocessingOptions) -> TakeWorkers:
+        """Returns a function that takes workers from the pools."""
+        if self._ray_workers is not None:
+            from millstream.loader.engine.actors import Actors  # noqa: PLC0415  (lazy: slow to import)
+
+            return functools.partial(
+                Actors, profiler=self.profiler, pools=pools, options=options, ray_workers=self._ray_workers
+            )
+        from millstream.loader.engine.processes import Processes  # noqa: PLC0415  (lazy: slow to import)
+
+        return functools.partial(Processes, profiler=self.profiler, pools=pools, options=options)
 
     def _first_choice(self) -> WorkerChoice:
         """Returns the choice of the number of workers, which is none if workers might compute other bytes."""
@@ -258,37 +277,18 @@ class Execution:
             choice.stay(reason or "this process may use one core")
         return choice
 
-    def _auto_executor(self, position: Position, choice: WorkerChoice) -> Executor:
-        from millstream.loader.workers.auto_executor import AutoExecutor  # noqa: PLC0415  (lazy, as above)
-
-        return AutoExecutor(
-            self.plan,
-            position,
-            make_here=self._executor_here(),
-            start_workers=functools.partial(self._chosen_workers, choice),
-            choice=choice,
-            profiler=self.profiler,
-        )
-
-    def _chosen_workers(
-        self, choice: WorkerChoice, position: Position, schedule: "Schedule", *, only_idle: bool
-    ) -> "PoolExecutor | None":
-        """Returns an executor with the chosen number of workers, or None if none are idle but they should be."""
+    def _chosen_workers(self, choice: WorkerChoice, *, only_idle: bool) -> TakeWorkers | None:
+        """Returns a function that takes the chosen number of workers. With `only_idle`, None if none are idle."""
         pools = self.pools
         if only_idle and (pools is None or not pools.idle):
             return None
-        from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (lazy: slow to import)
-
         if pools is None:
             root = self if self._parent is None else self._parent
             pools = root._pools = root._pools_to_choose(choice)  # noqa: SLF001  (its own class)
             if self.insight.is_closed or root.insight.is_closed:
                 # Another thread, which did not see them, closed the loader.
                 pools.close()
-        options = self.workers.of_number(choice.limit)
-        return PoolExecutor(
-            self.plan, position, profiler=self.profiler, pools=pools, options=options, schedule=schedule
-        )
+        return self._workers_of(pools, self.workers.of_number(choice.limit))
 
     def _pools_to_choose(self, choice: WorkerChoice) -> "WarmPools[Any]":
         """Returns pools that start with the number of workers that is chosen then."""
@@ -305,20 +305,4 @@ class Execution:
                 pipelines, options, reading, context, settings=settings, num_workers=choice.num_workers
             ),
             lambda: ProcessSettings.taken(pipelines.values()),
-        )
-
-    def _executor_here(self) -> Callable[..., Executor]:
-        """Returns a function that creates the executor of a plan that runs in this process."""
-        if not self.reading.reads_ahead:
-            from millstream.loader.threads.executors import InlineExecutor  # noqa: PLC0415  (lazy, as above)
-
-            return functools.partial(InlineExecutor, stall_timeout=self.stall_timeout)
-        from millstream.loader.threads.executors import ThreadExecutor  # noqa: PLC0415  (lazy: often not needed)
-
-        return functools.partial(
-            ThreadExecutor,
-            options=self.reading,
-            stall_timeout=self.stall_timeout,
-            threads=self._threads,
-            local_reading=self._local_reading,
         )

@@ -30,12 +30,12 @@ from millstream.loader.checkpoints.state import (
     state_at,
     stream_of,
 )
+from millstream.loader.engine.engine import Executor, GivenUp
 from millstream.loader.execution import Execution
 from millstream.loader.pipeline.calls import Blocks, Cursor, Outputs, Position
 from millstream.loader.pipeline.elements import Elements, FailedRecord, SourceEnded
 from millstream.loader.pipeline.steps import copies_of_held, writable_copies
 from millstream.loader.run_changes import Beginning, RunningIterator
-from millstream.loader.scheduling.executor import Executor, GivenUp
 from millstream.loader.threads.waiting import Watch, watch
 from millstream.loader.views import Insight, Inspectable
 from millstream.sharding import ShardOptions

@@ -31,13 +31,13 @@ from millstream.loader.threads.options import MultiprocessingOptions, ReadOption
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from millstream.loader.engine.worker_choice import WorkerChoice
     from millstream.loader.measuring import Event
     from millstream.loader.pipeline.elements import FailedRecord
     from millstream.loader.reporting.preview import Preview, Trace
     from millstream.loader.reporting.snapshot import ComponentCounter, LoaderSnapshot, Measurements, Streams
     from millstream.loader.reporting.summary import Summary
     from millstream.loader.scheduling.status import ExecutorStatus, PipelineStatus
-    from millstream.loader.workers.worker_choice import WorkerChoice
 
 
 def serve_if_requested(pipeline: Any) -> None:

@@ -21,7 +21,7 @@ import pytest
 with contextlib.suppress(ValueError):
     sys.path.remove(str(Path(__file__).parents[1]))
 
-from millstream.loader.threads import executors
+from millstream.loader.engine import policy
 from millstream.sources.files import spans
 from support.processes.process_tree import is_named, open_descriptors, our_threads, processes_below, settled_descriptors
 from support.stores.object_server import ObjectServer, serving
@@ -169,7 +169,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def one_batch_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers compute a batch in each call, as they do if it takes long: what comes before a fault is then known."""
-    monkeypatch.setattr(executors, "MAX_BATCHES_BYTES", 1)
+    monkeypatch.setattr(policy, "MAX_BATCHES_BYTES", 1)
 
 
 def unexcused_threads() -> list[threading.Thread]:

@@ -39,8 +39,8 @@ from millstream.transforms.of_chains import DropAbsent, KeepAll, Present
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from millstream.loader.engine.joins import SharedWorkers
     from millstream.loader.workers.warm_pools import WarmPools
-    from millstream.loader.workers.workers_executor import SharedWorkers
 
 
 _UNCHANGEABLE = (int, float, str, tuple, range, np.ndarray, Mixing, NoneType)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from millstream.core.signals import is_from_signal_handler
+from millstream.loader.engine.engine import Executor, GivenUp
 from millstream.loader.monitoring import is_of_own_user
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.failing_records import FailuresByShard, FailuresOfPass
@@ -33,7 +34,6 @@ from millstream.loader.replicas.messages import (
     close_in_forked_processes,
     dumped,
 )
-from millstream.loader.scheduling.executor import Executor, GivenUp
 from millstream.loader.scheduling.status import ExecutorStatus
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.transport.arena import create_anonymous_file

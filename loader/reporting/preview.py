@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from millstream.core import tree
 from millstream.core.html_fragments import document, escaped, figure, table
+from millstream.loader.engine.engine import Engine
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Instrument
 from millstream.loader.reporting.snapshot import LoaderSnapshot, count_text
 from millstream.loader.reporting.summary import render_loader
-from millstream.loader.threads.executors import InlineExecutor
 
 MAX_LEAVES = 16
 
@@ -35,7 +35,7 @@ MAX_LEAVES = 16
 def first_outputs(pipeline: Pipeline, instrument: Instrument = lambda _, function: function) -> Iterator[Any]:
     """Computes the outputs of a pipeline in this thread, from the beginning of its stream."""
     plan = Plan(dataclasses.replace(pipeline, num_local=0), instrument)
-    with contextlib.closing(InlineExecutor(plan, plan.beginning)) as executor:
+    with contextlib.closing(Engine(plan, plan.beginning)) as executor:
         while (outputs := executor.next_outputs()) is not None:
             yield from outputs.values[outputs.first :]
             if outputs.error is not None:

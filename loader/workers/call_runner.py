@@ -23,7 +23,7 @@ from millstream.loader.pipeline.elements import Elements, FailedRecord, Location
 from millstream.loader.pipeline.pipeline import Pipeline, Variant
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.reader_threads import ReaderThreads
-from millstream.loader.threads.threaded_calls import RecordTime, SharedWork
+from millstream.loader.threads.shared_work import RecordTime, SharedWork
 from millstream.loader.transport.payload import Failure, load_request, pack_failure, unpicklable_leaves
 from millstream.loader.transport.pickling import ClassTable
 

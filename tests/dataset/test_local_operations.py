@@ -72,7 +72,7 @@ def test_a_stall_of_a_local_thread_is_an_error(tmp_path: Path) -> None:
         dataset = chain(abs).mp_prefetch(workers).map(At(25, WaitAt(go_on.path))).prefetch(ReadOptions(1, 4))
         with iter(dataset) as iterator:
             found = [next(iterator)]
-            calls = iterator._inner._executor._local._threads
+            calls = iterator._inner._executor._aside
             assert calls._stall_timeout == workers.stall_timeout
             # Shortened after the worker has started, whose time depends on the machine.
             calls._stall_timeout = 0.3
@@ -139,9 +139,9 @@ def test_local_threads_hold_no_more_than_their_buffer(reading: ReadOptions, most
     with iter(dataset) as iterator:
         for number in range(200):
             assert next(iterator)[0] == number
-            calls = iterator._inner._executor._local._threads
+            calls = iterator._inner._executor._aside
             deadline = time.monotonic() + WAIT_SECONDS
-            while calls.num_finished < calls.in_flight:
+            while len(calls._finished) < calls.in_flight:
                 assert time.monotonic() < deadline, "the local threads do not finish"
             # The first calls are larger: sizes are known once outputs have been received.
             if number > 100:

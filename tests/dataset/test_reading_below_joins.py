@@ -16,7 +16,8 @@ from millstream.experimental import (
     RepeatIterDataset,
     ZipIterDataset,
 )
-from millstream.loader.threads import executors, shared_threads
+from millstream.loader.engine import policy
+from millstream.loader.threads import shared_threads
 from support.draw.chains import CountedSource
 from support.stores.waiting_storage import Storage
 
@@ -150,7 +151,7 @@ def test_all_streams_together_are_read_as_far_ahead_as_one(join: str) -> None:
 
 def test_many_fast_streams_are_read_in_calls_that_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The share of each stream in the buffer is two records, but a call of a thread reads more if they take no time."""
-    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 1e-4)
+    monkeypatch.setattr(policy, "HAND_OVER_SECONDS", 1e-4)
     source = CountedSource(0, LENGTH)
     streams = [MapDataset.source(source).to_iter_dataset(ReadOptions(2, 128)).filter(bool) for _ in range(64)]
     with iter(IterDataset.mix(streams).batch(64)) as iterator:
@@ -169,8 +170,8 @@ def test_short_streams_are_opened_before_their_turn() -> None:
 
 def test_a_stream_that_comes_later_is_read_as_far_ahead_as_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the consumer had to wait for a stream, all records of a short next stream are read together."""
-    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 0.0)
-    monkeypatch.setattr(executors, "SOLO_CALLS", 0)
+    monkeypatch.setattr(policy, "HAND_OVER_SECONDS", 0.0)
+    monkeypatch.setattr(policy, "SOLO_CALLS", 0)
     free, gate = Gate(1), Gate(4)
     sources = [Gated(number * LENGTH, free if number < 3 else gate) for number in range(6)]
     streams = [MapDataset.source(source)[:4].to_iter_dataset() for source in sources]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 import millstream
-from millstream.loader.threads import executors
+from millstream.loader.engine import policy
 from millstream.transforms.packing import concat_then_split
 from support.clocks.owned_clock import CLOCK
 from support.draw.random_groupings import ROW
@@ -15,7 +15,7 @@ from support.draw.random_groupings import ROW
 @pytest.fixture(params=["inline", "threads"])
 def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> millstream.ReadOptions:
     """Options under which the consumer makes every block, and ones under which threads make them all."""
-    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 0.0)
+    monkeypatch.setattr(policy, "HAND_OVER_SECONDS", 0.0)
     return millstream.ReadOptions(num_threads=0 if request.param == "inline" else 3)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream.loader.threads import executors
+from millstream.loader.engine import policy
 from support.draw import random_groupings, random_pipelines
 from support.draw.random_groupings import GROUPINGS, grouping_pipelines
 from support.draw.random_pipelines import (
@@ -53,7 +53,7 @@ def test_reader_threads(kind: str, data: st.DataObject) -> None:
     """Threads give the same stream, whether they compute every block or leave the short ones to the consumer."""
     threads = millstream.ReadOptions(data.draw(st.sampled_from([1, 2, 5])), data.draw(st.sampled_from([1, 7, 500])))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executors, "HAND_OVER_SECONDS", data.draw(st.sampled_from([0.0, 0.001])))
+        patch.setattr(policy, "HAND_OVER_SECONDS", data.draw(st.sampled_from([0.0, 0.001])))
         assert_is_the_oracle_and_resumes(data.draw(PIPELINES[kind]), data, read_options=threads)
 
 
@@ -94,6 +94,6 @@ def test_moving_between_this_process_and_workers(kind: str, data: st.DataObject)
         "read_options": millstream.ReadOptions(*data.draw(st.sampled_from([(0, 500), (2, 8), (16, 500)]))),
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executors, "HAND_OVER_SECONDS", data.draw(st.sampled_from([0.0, 0.001])))
+        patch.setattr(policy, "HAND_OVER_SECONDS", data.draw(st.sampled_from([0.0, 0.001])))
         move_at_random(patch, chance)
         assert_is_the_oracle_and_resumes(data.draw(PIPELINES[kind]), data, **options)

@@ -1,6 +1,7 @@
 """Hangs are logged or bounded, wherever code runs, and the end of one thing does not hang or spoil another."""
 
 import logging
+import operator
 import os
 import queue
 import signal
@@ -17,11 +18,12 @@ import pytest
 
 import millstream
 from millstream.experimental import InterleaveIterDataset
+from millstream.loader.engine.budget import ReadAhead
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.processes.channel import Channel, Task
-from millstream.loader.threads import executors, reader_threads
+from millstream.loader.threads import reader_threads
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.shared_threads import SharedThreads
 from millstream.loader.transport import importable_modules
@@ -193,10 +195,10 @@ def test_only_plain_data_in_memory_is_read_in_the_consumers_thread(tmp_path: Pat
         with iter(millstream.load(source, batch_size=4)) as iterator:
             for _ in range(12):
                 next(iterator)
-            executor: Any = iterator._executor
-            assert isinstance(executor, executors.ThreadExecutor)
-            executor._seconds = [0.0]
-            assert executor._is_cheap(0) == is_plain, source
+            engine: Any = iterator._executor
+            assert isinstance(engine._budget, ReadAhead)
+            engine._budget._costs.seconds = [0.0]
+            assert engine._budget._is_quick(0) == is_plain, source
 
 
 def refuse_threads(error: type[Exception], self: threading.Thread, *, start: Callable[[Any], None]) -> None:
@@ -234,14 +236,14 @@ def test_one_deadline_is_that_of_all_hung_threads(hanging: Pipe) -> None:
         hanging.put(64)
 
 
-def test_operations_of_two_places_cannot_run_in_one() -> None:
-    """An executor without threads refuses local operations, which it would wait for without an end."""
-    sampler = millstream.SequentialSampler(10)
-    pipeline = Pipeline.of(range(10), sampler, [abs], millstream.NoSharding())
+@pytest.mark.parametrize("reading", [NO_THREADS, millstream.ReadOptions(2, 4)])
+def test_operations_of_two_places_may_run_in_one(reading: millstream.ReadOptions) -> None:
+    """Local operations run without workers, too, and are not waited for without an end."""
+    pipeline = Pipeline.of(range(10), millstream.SequentialSampler(10), [abs, operator.neg], millstream.NoSharding())
     vars(pipeline)["num_local"] = 1
-    execution = Execution(pipeline, MultiprocessingOptions(), NO_THREADS)
-    with DataLoaderIterator.of(execution) as iterator, pytest.raises(AssertionError, match="in one place"):
-        next(iterator)
+    execution = Execution(pipeline, MultiprocessingOptions(), reading)
+    with DataLoaderIterator.of(execution) as iterator:
+        assert list(iterator) == [-number for number in range(10)]
 
 
 @pytest.mark.parametrize("limits", [[1 << 20, None, 1 << 30], [None, 1 << 30, 1 << 20], [1 << 20], [None, 1 << 20]])
@@ -337,6 +339,7 @@ def mapped_arrays(pid: int) -> set[str]:
     }
 
 
+@pytest.mark.usefixtures("one_batch_a_call")
 def test_workers_and_their_replacements_share_the_files_of_late_pipelines() -> None:
     """A worker that replaces another one maps the same files as those that have run all the time."""
     joined = InterleaveIterDataset(millstream.MapDataset.range(3).map(arrays_of), cycle_length=1)

@@ -18,9 +18,9 @@ from typing import ClassVar, Self
 import psutil
 
 import millstream
-from millstream.loader.processes.pool_executor import PoolExecutor
+from millstream.loader.engine.engine import Engine
 from support.faults.memory_limits import memory_limit
-from support.processes.worker_pools import blameless_workers, executor_of, fork_server_of, pool_of, send
+from support.processes.worker_pools import blameless_workers, fork_server_of, place_of, pool_of, send
 
 CLOCK = """
 import random, time
@@ -85,7 +85,7 @@ class KilledWorkers(Fault):
     def act(self, iterator: millstream.DataLoaderIterator) -> None:
         if self.chance.random() > 0.1 or not is_working(iterator):
             return
-        may_start = executor_of(iterator)._deaths_at_start.count < 3
+        may_start = place_of(iterator)._deaths_at_start.count < 3
         candidates = [worker for worker in blameless_workers(iterator) if worker.is_ready or may_start]
         if candidates and send(self.chance.choice(candidates), signal.SIGKILL):
             self.count += 1
@@ -223,7 +223,9 @@ def is_working(iterator: millstream.DataLoaderIterator) -> bool:
     iterator.start_prefetch()
     # Those of datasets below a join are not known.
     executor = getattr(getattr(iterator, "_inner", iterator), "_executor", None)
-    return isinstance(executor, PoolExecutor) and pool_of(iterator)._state.fork_server is not None
+    return (
+        isinstance(executor, Engine) and executor.slots is not None and pool_of(iterator)._state.fork_server is not None
+    )
 
 
 def proceed(handle: int) -> None:

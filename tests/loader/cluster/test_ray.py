@@ -29,7 +29,8 @@ import millstream
 from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.cluster.actor import Actor
 from millstream.loader.cluster.actor_pool import ActorPool
-from millstream.loader.cluster.ray_executor import RayExecutor
+from millstream.loader.engine.actors import Actors
+from millstream.loader.engine.engine import Engine
 from millstream.loader.threads import waiting
 from millstream.transforms import Map
 from support.draw import elements_of_all_kinds, random_pipelines
@@ -108,9 +109,15 @@ def on_ray(num_workers: int = 2, **options: Any) -> dict[str, Any]:
 
 def pool_of(iterator: millstream.DataLoaderIterator) -> ActorPool:
     """Returns the actors that work for an iterator."""
-    executor = iterator._executor
-    assert isinstance(executor, RayExecutor)
-    return executor._pool
+    return place_of(iterator)._pool
+
+
+def place_of(iterator: millstream.DataLoaderIterator) -> Actors:
+    engine = iterator._executor
+    assert isinstance(engine, Engine)
+    assert engine.slots is not None
+    assert isinstance(engine.slots.place, Actors)
+    return engine.slots.place
 
 
 @UNEVEN_ENDS
@@ -354,13 +361,12 @@ def test_a_stall_is_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
     monkeypatch.setattr(waiting, "STALL_WARNING_SECONDS", 0.1)
     with iter(loader_of(At(BAD, user_faults.hang), **on_ray())) as iterator:
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
-        executor = iterator._executor
-        assert isinstance(executor, RayExecutor)
+        place = place_of(iterator)
         for actor in pool_of(iterator).workers:
             # While another one made what came before, perhaps.
             actor.clock.restart()
             actor.clock.timeout = 0.5
-        executor._options = dataclasses.replace(executor._options, stall_timeout=0.5)
+        place._options = dataclasses.replace(place._options, stall_timeout=0.5)
         with pytest.raises(WorkerStalledError, match=r"has made no progress for 0\.5 s"):
             next(iterator)
     assert any("has been busy for" in record.getMessage() for record in caplog.records)

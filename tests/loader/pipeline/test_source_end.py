@@ -11,7 +11,7 @@ import pytest
 
 import millstream
 from millstream import CheckpointError
-from millstream.loader.threads import executors
+from millstream.loader.engine import policy
 from millstream.transforms import Batch, ConcatThenSplit, Filter, FlatMap, Map
 from support.laws import INLINE, assert_resumes_everywhere
 
@@ -153,7 +153,7 @@ def numbered(record: dict[str, Any]) -> tuple[int, int]:
 @pytest.mark.parametrize("worker_count", [0, 1])
 def test_a_stream_is_read_by_reader_threads(worker_count: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However short a read is: never by the consumer's thread, nor a worker's main one; with one reader in order."""
-    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 1000.0)
+    monkeypatch.setattr(policy, "HAND_OVER_SECONDS", 1000.0)
     reading = millstream.ReadOptions(num_threads=1, prefetch_buffer_size=64)
     operations = [] if length == 1000 else [numbered]
     loader = loader_of(operations, Stream(length), worker_count=worker_count, read_options=reading)

@@ -13,11 +13,11 @@ import pytest
 
 import millstream
 from millstream.errors import WorkerDiedError
+from millstream.loader.engine.auto import AutoEngine
+from millstream.loader.engine.processes import Processes
+from millstream.loader.engine.worker_choice import Window, WorkerChoice
 from millstream.loader.processes.pool import Pool
-from millstream.loader.processes.pool_executor import PoolExecutor
 from millstream.loader.workers import process_settings
-from millstream.loader.workers.auto_executor import AutoExecutor
-from millstream.loader.workers.worker_choice import Window, WorkerChoice
 from support.faults.interrupted import interrupt_at
 from support.processes.moves import move_as, move_at_random
 from support.processes.process_tree import processes_below, worker_pids
@@ -42,15 +42,15 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return numbers
 
 
-def executor_of(iterator: millstream.DataLoaderIterator) -> AutoExecutor:
+def executor_of(iterator: millstream.DataLoaderIterator) -> AutoEngine:
     executor = iterator._executor
-    assert isinstance(executor, AutoExecutor)
+    assert isinstance(executor, AutoEngine)
     return executor
 
 
 def pids_of(iterator: millstream.DataLoaderIterator) -> set[int | None]:
     workers = executor_of(iterator)._workers
-    return set() if workers is None else {worker.pid for worker in workers._pool.workers}
+    return set() if workers is None else {worker.pid for worker in workers.place._pool.workers}
 
 
 MANY: dict[str, Any] = {"data_source": range(1_600), "sampler": millstream.IndexSampler(1_600, num_epochs=1)}
@@ -81,7 +81,7 @@ def test_no_process_starts_before_the_first_batch(choose: Callable[..., None]) -
 
 def test_no_process_ever_starts_for_what_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operation that waits, and uses no processor time, stays in this process by the rule that is in use."""
-    monkeypatch.setattr("millstream.loader.workers.auto_executor.WINDOW_SECONDS", 0.0)
+    monkeypatch.setattr("millstream.loader.engine.auto.WINDOW_SECONDS", 0.0)
     moment = threading.Event()
 
     def wait(element: int) -> int:
@@ -123,7 +123,7 @@ def test_workers_are_added_and_ended(choose: Callable[..., None], caplog: pytest
             assert batch.tolist() == list(range(4 * step, 4 * step + 4))
             workers = executor_of(iterator)._workers
             if workers is not None:
-                workers.receive_arrived()
+                workers.place.accept()
             pids = pids_of(iterator)
             if len(pids) != (counts or [0])[-1]:
                 counts.append(len(pids))
@@ -197,15 +197,15 @@ def test_workers_that_cannot_go_on_are_no_error(
 ) -> None:
     """If the machine keeps no worker alive, the work comes back, and no batch is lost or repeated."""
     choose(2)
-    results, take = [], PoolExecutor._take_result
+    results, take = [], Processes._take_result
 
-    def fail(self: PoolExecutor, *arguments: Any) -> None:
+    def fail(self: Processes, *arguments: Any) -> None:
         results.append(arguments)
         if len(results) > 3:
             raise WorkerDiedError("Worker processes die while they start.")
         take(self, *arguments)
 
-    monkeypatch.setattr(PoolExecutor, "_take_result", fail)
+    monkeypatch.setattr(Processes, "_take_result", fail)
     with auto(**MANY) as loader:
         assert batches(loader) == EXPECTED_MANY
         assert len(results) == 4

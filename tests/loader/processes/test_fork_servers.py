@@ -32,7 +32,6 @@ from support.processes.worker_pools import (
     EXPECTED,
     at_most,
     batches,
-    executor_of,
     fork_server_of,
     has_ended,
     loader_of,
@@ -263,7 +262,7 @@ def test_a_handler_may_draw_a_batch_while_workers_are_inspected() -> None:
                     drawn.append(next(iterator).tolist())
 
         with before_instructions(check):
-            executor_of(iterator).status()
+            iterator._executor.status()
         iterator.close()
 
     for moment in itertools.count(0, 3):

@@ -26,7 +26,7 @@ from millstream.loader.processes.process_report import DESCRIPTORS_PER_WORKER, c
 from millstream.loader.transport.pipeline_file import write_chunks
 from support.faults.user_faults import WAIT_SECONDS, At, exit_at_once
 from support.processes.process_tree import open_descriptors, settled_descriptors
-from support.processes.worker_pools import SIZE, environment, executor_of, loader_of, made_all, pool_of, python
+from support.processes.worker_pools import SIZE, environment, loader_of, made_all, place_of, pool_of, python
 
 BIG = 1 << 15
 """Numbers in an element: a batch of them has 1 MiB."""
@@ -118,7 +118,7 @@ def test_descriptors_grow_with_workers_only() -> None:
         """Waits for the results and the process handles of all workers, and returns their numbers."""
         pids = made_all(iterator)
         while not all(worker.handle for worker in pool_of(iterator).workers):
-            executor_of(iterator)._receive(1.0)
+            place_of(iterator)._receive(1.0)
         return pids
 
     before = len(open_descriptors())
@@ -147,7 +147,7 @@ def test_every_lack_of_descriptors_is_told_and_overcome() -> None:
     """Whichever open file is one too many, the error says what to do, leaks none, and the next try works."""
     code = """
 import errno, os, resource
-import millstream.loader.processes.pool_executor
+import millstream.loader.engine.processes
 from millstream.loader.processes.fork_servers import FORK_SERVERS
 from support.processes import worker_pools
 
@@ -265,7 +265,7 @@ def test_a_worker_that_could_not_be_replaced_is_replaced_later(tmp_path: Path, m
 LIMITED = """
 import resource, sys
 import numpy as np
-import millstream.loader.processes.pool_executor
+import millstream.loader.engine.processes
 from support.processes import worker_pools
 name, limit, worker_count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 loader = worker_pools.loader_of(lambda number: np.full((512, 512), number), worker_count=worker_count)
@@ -337,7 +337,7 @@ def test_a_worker_that_may_not_map_its_arena_says_so() -> None:
     code = """
 import resource
 from pathlib import Path
-import millstream.loader.processes.pool_executor
+import millstream.loader.engine.processes
 from support.processes import worker_pools
 from millstream.loader.processes import pool
 

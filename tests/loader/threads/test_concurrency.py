@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream.loader.pipeline.calls import BlockCall
-from millstream.loader.pipeline.elements import Elements, Origins
-from millstream.loader.threads import shared_threads
-from millstream.loader.threads.executors import (
+from millstream.loader.engine.policy import (
     CALL_SECONDS,
     MAX_CALL_BYTES,
     MAX_CALL_SECONDS,
     RECORDS_PER_CALL,
     CallSize,
 )
+from millstream.loader.pipeline.calls import BlockCall
+from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.threads import shared_threads
 from millstream.loader.threads.options import ReadOptions
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.shared_threads import MAX_SHARED_THREADS, Concurrency, SharedThreads

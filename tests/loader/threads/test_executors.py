@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 import millstream
-from millstream.loader.threads import executors, shared_threads, threaded_calls, waiting
-from millstream.loader.threads.executors import ThreadExecutor
+from millstream.loader.engine import policy
+from millstream.loader.engine.budget import ReadAhead
+from millstream.loader.engine.engine import Engine
+from millstream.loader.threads import shared_threads, shared_work, waiting
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.transforms import Batch, Filter, Map
 from support.faults.user_faults import WAIT_SECONDS
@@ -33,13 +35,18 @@ def loader_of(
     )
 
 
+def budget_of(engine: object) -> ReadAhead:
+    assert isinstance(engine, Engine)
+    assert isinstance(engine._budget, ReadAhead)
+    return engine._budget
+
+
 def rushed(loader: millstream.DataLoader) -> millstream.DataLoaderIterator:
     """Returns an iterator whose threads read as far ahead as they may, as once the consumer has often waited."""
     iterator = iter(loader)
-    executor = iterator._running_executor()
-    assert isinstance(executor, ThreadExecutor)
-    executor._calls_ahead = 1000
-    executor.start()
+    engine = iterator._running_executor()
+    budget_of(engine).calls_ahead = 1000
+    engine.start()
     return iterator
 
 
@@ -68,8 +75,8 @@ class BatchedSource(Source):
 @pytest.fixture
 def all_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes every call worth handing over, and every block worth cutting, however short."""
-    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 0.0)
-    monkeypatch.setattr(threaded_calls, "MIN_SHARED_SECONDS", 1e-12)
+    monkeypatch.setattr(policy, "HAND_OVER_SECONDS", 0.0)
+    monkeypatch.setattr(shared_work, "MIN_SHARED_SECONDS", 1e-12)
 
 
 class Waiting(millstream.MapDataset[int]):
@@ -130,8 +137,8 @@ def test_only_slow_records_are_read_in_slices(
     slice_seconds: float, is_shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once the time of a record is known, quick ones are read in one call per block; slow ones are shared as before."""
-    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 0.0)
-    monkeypatch.setattr(threaded_calls, "MIN_SHARED_SECONDS", slice_seconds)
+    monkeypatch.setattr(policy, "HAND_OVER_SECONDS", 0.0)
+    monkeypatch.setattr(shared_work, "MIN_SHARED_SECONDS", slice_seconds)
     sizes: list[int] = []
     assert len(list(rushed(loader_of(1, Batch(8), source=OneByOne(64, sizes.append))))) == 8
     assert sizes[0] == 1
@@ -142,7 +149,7 @@ def test_only_slow_records_are_read_in_slices(
 @pytest.mark.parametrize("slice_seconds", [0.0, math.inf])
 def test_the_first_source_that_fails_is_named(slice_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """If several sources fail, the error is that of the first in order, whether threads share the reads or not."""
-    monkeypatch.setattr(threaded_calls, "MIN_SHARED_SECONDS", slice_seconds)
+    monkeypatch.setattr(shared_work, "MIN_SHARED_SECONDS", slice_seconds)
 
     def fails(key: int) -> None:
         raise OSError(f"no record {key}")
@@ -208,13 +215,12 @@ def test_reading_ahead_grows_as_the_consumer_waits_up_to_its_bound() -> None:
     asked = Meter()
     source = Source(500, lambda key: asked.reaches(key + 1))
     with iter(loader_of(2, Batch(1), source=source, prefetch_buffer_size=7)) as iterator:
-        executor = iterator._running_executor()
-        assert isinstance(executor, ThreadExecutor)
-        seen = [executor._calls_ahead]
+        budget = budget_of(iterator._running_executor())
+        seen = [budget.calls_ahead]
         for step in range(500):
             asked.read(step)
             next(iterator)
-            seen.append(executor._calls_ahead)
+            seen.append(budget.calls_ahead)
 
     assert seen[0] < 7
     assert seen == sorted(seen)
@@ -226,7 +232,7 @@ def test_short_calls_are_left_to_the_consumer(
     seconds: float, by_consumer: set[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks too short to be worth handing over are made by the consumer's thread, once that is known; others never."""
-    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", seconds)
+    monkeypatch.setattr(policy, "HAND_OVER_SECONDS", seconds)
     here, readers = threading.get_ident(), dict[int, bool]()
 
     def note(key: int) -> int:
@@ -330,9 +336,8 @@ def test_reading_goes_on_while_groups_wait_to_be_stacked(monkeypatch: pytest.Mon
     meter = Meter()
     source = BatchedSource(4_000, meter.read)
     with rushed(loader_of(4, Filter(bool), Batch(8), source=source, prefetch_buffer_size=200)) as iterator:
-        executor = iterator._running_executor()
-        assert isinstance(executor, ThreadExecutor)
-        monkeypatch.setattr(executor, "_is_cheap", lambda stage: stage > 0)
+        budget = budget_of(iterator._running_executor())
+        monkeypatch.setattr(budget, "_is_quick", lambda stage: stage > 0)
         for step in range(60):
             next(iterator)
             assert meter.reaches(step * 8 + 150)
@@ -363,7 +368,7 @@ def test_stopped_readers_drop_what_they_have_not_begun() -> None:
 @pytest.fixture
 def stuck_loader(monkeypatch: pytest.MonkeyPatch) -> Iterator[millstream.DataLoader]:
     """Yields a loader whose threads are stuck at number 43 until the end of the test."""
-    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 0.0)
+    monkeypatch.setattr(policy, "HAND_OVER_SECONDS", 0.0)
     monkeypatch.setattr(shared_threads, "CLOSE_SECONDS", 0.1)
     released = threading.Event()
 

@@ -25,8 +25,9 @@ import pytest
 import millstream
 from millstream.core.signals import SignalSafeLock
 from millstream.loader import monitoring
+from millstream.loader.engine import engine
 from millstream.loader.monitoring import query
-from millstream.loader.threads import executors, shared_threads
+from millstream.loader.threads import shared_threads
 from millstream.sources import ParquetDataSource, TextLineDataSource
 from millstream.transforms import Filter, FlatMap
 from support.faults.interrupted import interrupt_at
@@ -143,7 +144,7 @@ def test_a_first_next_that_is_interrupted_loses_nothing(
 
     Threads that have ended are not waited for: such a wait, which is as long as the bound, would fail `rest_of`.
     """
-    for module in (executors, shared_threads):
+    for module in (engine, shared_threads):
         monkeypatch.setattr(module, "CLOSE_SECONDS", 2 * WAIT_SECONDS)
     loader = loader_of(**options)
     expected = batches_of(loader)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import millstream
+from millstream.loader.engine.budget import ReadAhead
+from millstream.loader.engine.engine import Engine
 from millstream.loader.threads import options
-from millstream.loader.threads.executors import ThreadExecutor
 from millstream.transforms import Batch, Filter, FlatMap, Map, Transformation
 from support.processes.worker_pools import made_all
 
@@ -62,9 +63,9 @@ def test_what_is_read_ahead_takes_no_more_bytes_than_allowed(shape: str, worker_
             delivered += size
             held = file.stat().st_size * RECORD_BYTES - delivered
             assert held <= MAX_BYTES * weight + 2 * max(size, 4 * RECORD_BYTES)
-            executor = iterator._running_executor()
-            if isinstance(executor, ThreadExecutor):
-                executor._calls_ahead = 10_000  # As once the consumer has often waited.
+            engine = iterator._running_executor()
+            if isinstance(engine, Engine) and isinstance(engine._budget, ReadAhead):
+                engine._budget.calls_ahead = 10_000  # As once the consumer has often waited.
 
 
 class Waiting(Recorded):

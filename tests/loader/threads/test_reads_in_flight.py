@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import millstream
-from millstream.loader.threads.executors import CALL_SECONDS
+from millstream.loader.engine.policy import CALL_SECONDS
 from millstream.loader.workers import any_worker
 from millstream.loader.workers.call_runner import _idle_seconds
 from millstream.transforms import Batch, Filter, FirstFitPack, FlatMap, Map, Transformation

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
+from millstream.loader.engine.substreams import Substream, Substreams
 from millstream.loader.measuring import Profiler
 from millstream.loader.pipeline.calls import BlockCall
 from millstream.loader.scheduling.schedule import Schedule
-from millstream.loader.workers.substreams import Substream, Substreams
 from millstream.transforms import Filter
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def substream_of(first: int, count: int) -> Substream:
         operations=[Filter(lambda number: number % 3 > 0)],
     )
     plan: Plan = loader._plan
-    return Substream(plan, Schedule(plan, plan.beginning), Profiler(plan.pipeline.labels))
+    return Substream.in_workers(plan, Schedule(plan, plan.beginning), Profiler(plan.pipeline.labels))
 
 
 def kept(first: int, count: int) -> list[int]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from millstream.loader.workers.worker_choice import (
+from millstream.loader.engine.worker_choice import (
     BATCH_SECONDS,
     PAUSE_SECONDS,
     REST_SECONDS,

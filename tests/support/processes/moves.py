@@ -5,25 +5,25 @@ from collections.abc import Callable
 
 import pytest
 
-from millstream.loader.processes.pool_executor import PoolExecutor
-from millstream.loader.threads import executors
-from millstream.loader.workers import auto_executor
-from millstream.loader.workers.worker_choice import Window, WorkerChoice
+from millstream.loader.engine import auto, policy
+from millstream.loader.engine.processes import Processes
+from millstream.loader.engine.worker_choice import Window, WorkerChoice
 
 
 def move_as(patch: pytest.MonkeyPatch, choose: Callable[[WorkerChoice, Window], None]) -> None:
     """Lets a function choose the number of workers after each output, and waits until new workers are ready."""
 
-    def receive_until_ready(self: PoolExecutor) -> None:
+    def accept_until_ready(self: Processes) -> None:
+        self._receive(0.0)
         while not self.are_ready:
             self._receive(1.0)
 
     # One batch a call: otherwise a short stream would be over before it can move.
-    patch.setattr(executors, "MAX_BATCHES_BYTES", 0)
-    patch.setattr(auto_executor, "WINDOW_SECONDS", 0.0)
-    patch.setattr(auto_executor, "MAX_WINDOW_SECONDS", 0.0)
-    patch.setattr(auto_executor, "QUICK_SECONDS", 0.0)
-    patch.setattr(PoolExecutor, "receive_arrived", receive_until_ready)
+    patch.setattr(policy, "MAX_BATCHES_BYTES", 0)
+    patch.setattr(auto, "WINDOW_SECONDS", 0.0)
+    patch.setattr(auto, "MAX_WINDOW_SECONDS", 0.0)
+    patch.setattr(auto, "QUICK_SECONDS", 0.0)
+    patch.setattr(Processes, "accept", accept_until_ready)
     patch.setattr(WorkerChoice, "record", choose)
 
 

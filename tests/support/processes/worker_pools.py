@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import millstream
+from millstream.loader.engine.processes import Processes
 from millstream.loader.processes import fork_servers
 from millstream.loader.processes.fork_servers import FORK_SERVERS
 from millstream.loader.processes.pool import Pool, Worker
-from millstream.loader.processes.pool_executor import PoolExecutor
 from millstream.loader.processes.process_control import wait_slices
 from millstream.loader.processes.process_report import describe_process
 from support.faults.user_faults import WAIT_SECONDS
@@ -62,14 +62,14 @@ BAD = EXPECTED[STEP][2]
 """An element in the middle of batch STEP."""
 
 
-def executor_of(iterator: millstream.DataLoaderIterator) -> PoolExecutor:
-    executor = getattr(iterator, "_inner", iterator)._executor  # A chain has the iterator of a loader.
-    assert isinstance(executor, PoolExecutor)
-    return executor
+def place_of(iterator: millstream.DataLoaderIterator) -> Processes:
+    engine = getattr(iterator, "_inner", iterator)._executor  # A chain has the iterator of a loader.
+    assert isinstance(engine.slots.place, Processes)
+    return engine.slots.place
 
 
 def pool_of(iterator: millstream.DataLoaderIterator) -> Pool:
-    return executor_of(iterator)._pool
+    return place_of(iterator)._pool
 
 
 def workers_of(iterator: millstream.DataLoaderIterator) -> list[Worker]:
@@ -77,7 +77,7 @@ def workers_of(iterator: millstream.DataLoaderIterator) -> list[Worker]:
     deadline = time.monotonic() + WAIT_SECONDS
     while not all(worker.is_ready and worker.pid for worker in pool_of(iterator).workers):
         assert time.monotonic() < deadline, "the workers do not start"
-        executor_of(iterator)._receive(1.0)
+        place_of(iterator)._receive(1.0)
     return pool_of(iterator).workers
 
 
@@ -93,8 +93,8 @@ def expect_stalls(iterator: millstream.DataLoaderIterator, seconds: float) -> No
     for worker in workers_of(iterator):
         worker.clock.restart()
         worker.clock.timeout = seconds
-    executor = executor_of(iterator)
-    executor._options = dataclasses.replace(executor._options, stall_timeout=seconds)
+    place = place_of(iterator)
+    place._options = dataclasses.replace(place._options, stall_timeout=seconds)
 
 
 def wait_until(pid: int, state: str) -> None:
@@ -119,13 +119,13 @@ def made_all(iterator: millstream.DataLoaderIterator) -> list[int]:
     deadline = time.monotonic() + WAIT_SECONDS
     while any(worker.calls for worker in workers_of(iterator)):
         assert time.monotonic() < deadline, "the workers do not answer"
-        executor_of(iterator)._receive(1.0)
+        place_of(iterator)._receive(1.0)
     return pids_of(iterator)
 
 
 def blameless_workers(iterator: millstream.DataLoaderIterator) -> list[Worker]:
     """Returns the workers of an iterator that may be killed: their calls have killed no other."""
-    assigned = executor_of(iterator)._assignments._assigned
+    assigned = place_of(iterator)._assignments._assigned
     calls = {number for number, one in assigned.items() if one.deaths}
     return [worker for worker in pool_of(iterator).workers if worker.handle and calls.isdisjoint(worker.calls)]
 

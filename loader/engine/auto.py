@@ -1,4 +1,4 @@
-"""The executor of worker_count="auto": it begins in this process, and moves to workers and back while it runs.
+"""The engine of worker_count="auto": it begins in this process, and moves to workers and back while it runs.
 
 Guarantees:
     * One schedule has the calls of all places, so moving loses, repeats and reorders none. A call that has begun in one
@@ -10,23 +10,20 @@ Guarantees:
     * Each change of the number of workers is a line in the log, of level INFO, with the measurements that decided it.
 """
 
-import dataclasses
-import functools
 import time
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from millstream.core.signals import is_from_signal_handler
 from millstream.core.warn import log_info, log_warning
+from millstream.loader.engine.budget import Budget, WorkerSlots
+from millstream.loader.engine.engine import Engine, GivenUp, TakeWorkers
+from millstream.loader.engine.worker_choice import Window, WorkerChoice
 from millstream.loader.measuring import Profiler, Scheduling, scheduling_of_threads
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.scheduling.executor import Executor, GivenUp
-from millstream.loader.scheduling.schedule import Schedule
-from millstream.loader.workers.worker_choice import Window, WorkerChoice
 
 if TYPE_CHECKING:
     from millstream.loader.scheduling.status import ExecutorStatus
-    from millstream.loader.workers.workers_executor import WorkersExecutor
 
 WINDOW_SECONDS = 0.1
 MAX_WINDOW_SECONDS = 1.0
@@ -45,26 +42,20 @@ wait for each other, on a machine whose cores each had some eight processes read
 """
 
 
-class MakeExecutor(Protocol):
-    """Returns an executor in this process that shares a schedule."""
-
-    def __call__(self, plan: Plan, position: Position, *, schedule: Schedule) -> Executor: ...
-
-
 class StartWorkers(Protocol):
-    """Returns an executor with workers that shares a schedule. It may take idle ones; with `only_idle`, or None."""
+    """Returns the pools to take workers from. They may have idle ones; with `only_idle`, None if they have none."""
 
-    def __call__(self, position: Position, schedule: Schedule, *, only_idle: bool) -> "WorkersExecutor[Any] | None": ...
+    def __call__(self, *, only_idle: bool) -> "TakeWorkers | None": ...
 
 
 @final
-class AutoExecutor(Executor):
+class AutoEngine(Engine):
     """Runs calls here, until the choice is that workers run them.
 
     Args:
-        make_here: creates the executor in this process.
-        start_workers: creates the executor with workers.
+        start_workers: finds the workers.
         choice: the number of workers, which all passes of the loader share.
+        options: those of an `Engine`.
     """
 
     def __init__(
@@ -72,19 +63,19 @@ class AutoExecutor(Executor):
         plan: Plan,
         position: Position,
         *,
-        make_here: MakeExecutor,
         start_workers: StartWorkers,
         choice: WorkerChoice,
         profiler: Profiler,
+        **options: Any,
     ) -> None:
-        super().__init__(plan, position)
-        self._here = self._active = make_here(plan, position, schedule=self._schedule)
-        self._start_workers = functools.partial(start_workers, position, self._schedule)
+        super().__init__(plan, position, **options)
+        self._budget_here = self._budget
+        self._workers: WorkerSlots | None = None
+        # The budget that has the calls from before the last move; None once they are complete.
+        self._before: Budget | None = None
+        self._start_workers = start_workers
         self._choice = choice
         self._profiler = profiler
-        self._workers: WorkersExecutor[Any] | None = None
-        # The executor that has the calls from before the last move; None once they are complete.
-        self._before: Executor | None = None
         self._is_closed = False
         # The measurements so far, since a time, at which the workers had used this processor time. None before outputs.
         self._window = Window()
@@ -97,25 +88,21 @@ class AutoExecutor(Executor):
             self._start(only_idle=True)
 
     @property
-    def is_orphaned(self) -> bool:
-        return self._here.is_orphaned or (self._workers is not None and self._workers.is_orphaned)
+    def runs_user_code_here(self) -> bool:
+        return True
 
     def next_outputs(self) -> Outputs | None:
         begin = time.perf_counter()
         is_measured = begin >= self._resumes_at and not self._choice.is_final
         computed = time.process_time() if is_measured else 0.0
-        if (workers := self._workers) is None:
+        try:
             outputs = super().next_outputs()
-        else:
-            workers.requests.append(None)
-            try:
-                outputs = super().next_outputs()
-            except Exception as error:
-                if self._is_closed or not workers.is_ours or is_from_signal_handler(error):
-                    raise
-                self._stay(error)
-                raise GivenUp from error
-            workers.requests.clear()
+        except Exception as error:
+            workers = self._workers
+            if workers is None or self._is_closed or not workers.place.is_ours or is_from_signal_handler(error):
+                raise
+            self._stay(error)
+            raise GivenUp from error
         if is_measured and outputs is not None:
             now = time.perf_counter()
             count = len(outputs.values) - outputs.first
@@ -123,56 +110,56 @@ class AutoExecutor(Executor):
         return outputs
 
     def status(self) -> "ExecutorStatus":
-        here, workers = self._here.status(), self._workers
-        if workers is None:
-            return here
-        there = workers.status()
-        return dataclasses.replace(here, ready=here.ready + there.ready - self._schedule.ready, workers=there.workers)
+        status = super().status()
+        for budget in (self._budget_here, self._workers):
+            if budget is not None and budget is not self._budget and (place := budget.place) is not None:
+                status = place.status(status)
+        return status
 
     def stacks(self) -> dict[int, str]:
-        return {} if self._workers is None else self._workers.stacks()
-
-    def start(self) -> None:
-        self._active.start()
+        return {} if self._workers is None else self._workers.place.stacks()
 
     def pause(self) -> None:
-        self._here.close()
-        if (workers := self._workers) is None:
-            return
-        if self._choice.num_workers:
+        workers, self._budget = self._workers, self._budget_here
+        super().pause()
+        if workers is not None and self._choice.num_workers:
             workers.pause()
-        else:
-            workers.close()
+        elif workers is not None:
+            workers.close(None)
 
     def close(self, deadline: float | None = None) -> None:
         # First: another thread may be starting workers.
         self._is_closed = True
-        self._here.close(deadline)
-        if (workers := self._workers) is not None:
-            workers.close(deadline)
+        super().close(deadline)
+        for budget in (self._budget_here, self._workers):
+            if budget is not None:
+                budget.close(deadline)
 
-    def begin_request(self) -> None:
+    def _begin(self) -> None:
         workers = self._workers
-        if workers is not None and self._active is not workers and self._before is None:
-            workers.receive_arrived()
-            if workers.are_ready:
+        if workers is not None and self._budget is not workers and self._before is None:
+            workers.begin()
+            if workers.place.are_ready:
                 if self._window.batches:
                     self._choice.record_start(self._window)
                 self._move(workers)
-        self._active.begin_request()
+        super()._begin()
 
-    def advance(self) -> None:
-        if self._before is not None:
-            if self._before.finish_call():
-                return
+    def _work_here(self) -> bool:
+        # The calls from before the last move are older.
+        return self._before is None and super()._work_here()
+
+    def _wait(self) -> None:
+        if self._before is None:
+            super()._wait()
+        elif (place := self._before.place) is not None and place.in_flight:
+            place.check_process()
+            place.wait()
+        else:
             before, self._before = self._before, None
             if before is self._workers:
                 self._workers = None
-                before.close()
-        self._active.advance()
-
-    def end_request(self) -> None:
-        self._active.end_request()
+                before.close(None)
 
     def _record(self, now: float, request: Window) -> None:
         """Adds a request that has ended now. Moves, starts or ends workers if the choice has changed."""
@@ -198,10 +185,10 @@ class AutoExecutor(Executor):
             elif window.wait_per_batch < QUICK_SECONDS:
                 self._resumes_at, self._since = now + REST_SECONDS, None
                 return
-        elif self._active is not workers:
+        elif self._budget is not workers:
             # They start: `begin_request` needs the measurements.
             return
-        elif self._before is None and workers.are_ready:
+        elif self._before is None and workers.place.are_ready:
             self._choose(workers, window)
         self._begin_window(time.perf_counter())
 
@@ -219,22 +206,23 @@ class AutoExecutor(Executor):
     def _begin_window(self, now: float) -> None:
         self._window, self._since, self._worked = Window(), now, self._profiler.core_seconds
 
-    def _choose(self, workers: "WorkersExecutor[Any]", window: Window) -> None:
+    def _choose(self, workers: WorkerSlots, window: Window) -> None:
         """Changes the number of workers that run."""
         before = self._choice.num_workers
         self._choice.record(window)
         number = self._choice.num_workers
         if not number:
-            self._move(self._here)
+            self._move(self._budget_here)
         elif number != before:
             try:
-                workers.resize(number)
+                workers.place.resize(number)
                 self._log_choice()
             except OSError as error:
                 self._choice.keep(before, f"the system allows no more: {error}")
 
-    def _move(self, executor: Executor) -> None:
-        self._before, self._active = self._active, executor
+    def _move(self, budget: Budget) -> None:
+        """Begins the next calls in another place. The budget before completes those that have begun."""
+        self._before, self._budget = self._budget, budget
         self._length, self._scheduling = WINDOW_SECONDS, None
         self._begin_window(time.perf_counter())
         self._log_choice()
@@ -243,20 +231,24 @@ class AutoExecutor(Executor):
         log_info(f'worker_count="auto" chose {self._choice.text}')
 
     def _start(self, *, only_idle: bool = False) -> None:
+        place = None
         try:
-            workers = self._start_workers(only_idle=only_idle)
-            if workers is not None:
-                # Idle ones may be of another number.
-                workers.resize(self._choice.num_workers)
+            if (take := self._start_workers(only_idle=only_idle)) is None:
+                return
+            place = take(self._plan, self._schedule, self, is_fed=False, max_bytes=self._local.max_bytes)
+            # Idle ones may be of another number.
+            place.resize(self._choice.num_workers)
         except Exception as error:
             if self._is_closed or is_from_signal_handler(error):
                 raise
+            if place is not None:
+                place.pause()
             self._stay(error)
             return
-        self._workers = workers
-        if self._is_closed and workers is not None:
+        self._workers = workers = WorkerSlots(place, self._here)
+        if self._is_closed:
             # Closed by another thread, which did not see them.
-            workers.close()
+            workers.close(None)
 
     def _stay(self, error: Exception) -> None:
         """Ends the choice because workers cannot start or go on."""

@@ -1,4 +1,4 @@
-"""The executor with worker processes, and its reactions to their deaths and stalls."""
+"""Worker processes as a place, and the reactions to their deaths and stalls."""
 
 import contextlib
 from collections.abc import Hashable
@@ -6,8 +6,10 @@ from typing import Any, final
 
 from millstream.core.warn import log_warning
 from millstream.errors import WorkerDiedError
+from millstream.loader.engine.substreams import Substream
+from millstream.loader.engine.workers import Owner, Workers
 from millstream.loader.measuring import HAND_OVER
-from millstream.loader.pipeline.calls import Blocks, Call, Position
+from millstream.loader.pipeline.calls import Blocks, Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.processes.channel import Exited, PipelineFailed, Result, Task
@@ -23,28 +25,27 @@ from millstream.loader.processes.process_report import (
     wait_for_stacks,
     waits_for_stacks,
 )
+from millstream.loader.scheduling.schedule import Schedule
 from millstream.loader.transport.payload import release, unpack, unpack_failure
 from millstream.loader.workers.call_runner import CallResult
-from millstream.loader.workers.substreams import Substream
-from millstream.loader.workers.workers_executor import WorkersExecutor
 
 MAX_DEATHS_OF_FORK_SERVER = 2
 """Limit for deaths of the fork server without a result in between. A pool that reaches it is given up."""
 
 
 @final
-class PoolExecutor(WorkersExecutor[Worker]):
-    """Dispatches calls to worker processes."""
+class Processes(Workers[Worker]):
+    """Runs calls in worker processes."""
 
     _pool: Pool
     _are_local = True
     _noun = "worker process"
 
-    def __init__(self, plan: Plan, position: Position, **options: Any) -> None:
-        super().__init__(plan, position, **options)
+    def __init__(self, plan: Plan, schedule: Schedule, owner: Owner, **options: Any) -> None:
+        super().__init__(plan, schedule, owner, **options)
         self._unpack = self._profiler.timed(HAND_OVER, unpack)
         self._deaths_of_fork_server = 0
-        self._own.pipeline = self._pool.vary(plan.pipeline.variant)
+        self.substreams.own.pipeline = self._pool.vary(plan.pipeline.variant)
 
     def stacks(self) -> dict[int, str]:
         """Returns the stacks of the workers by process ID, without those still starting. Thread-safe.
@@ -69,24 +70,24 @@ class PoolExecutor(WorkersExecutor[Worker]):
         self._pool.resize(num_workers)
 
     def admit(self, substream: Substream, name: Hashable) -> None:
-        """Adds a substream. The workers get its pipeline if they lack it."""
+        """Adds a stream. The workers get its pipeline if they lack it."""
         substream.pipeline = self._pool.load(name, substream.plan.pipeline, lambda: self.substreams.pipelines)
         self.substreams.add(substream)
 
     def _current_call(self, worker: Worker) -> int | None:
-        if self._reads.number > 1:
+        if self.reads.number > 1:
             # Only reads of the later calls are in flight.
             return next(iter(worker.calls.copy()), None)
         with contextlib.suppress(OSError, ValueError), self._pool.open_crash_log(worker) as crash_log:
             return read_call(crash_log)
         return None
 
-    def _submit(self, worker: Worker, number: int, call: Call) -> None:
+    def _send(self, worker: Worker, number: int, call: Call) -> None:
         if (message := self._message_of(number, call)) is not None:
             substream = self.substreams.find(call)
-            pipeline = self._own.pipeline if substream is None else substream.pipeline
+            pipeline = self.substreams.own.pipeline if substream is None else substream.pipeline
             # A suspect runs alone, so that another death can be attributed to it.
-            num_reads = 1 if self._assignments.is_suspect(number) else self._reads.number
+            num_reads = 1 if self._assignments.is_suspect(number) else self.reads.number
             worker.record_call(number)
             worker.channel.send(Task(number, worker.arena.take_released(), message, pipeline, num_reads))
 
@@ -96,7 +97,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
             for worker, event in self._pool.wait(seconds):
                 self._take(worker, event)
         except ForkServerDied:
-            # No call is to blame. All are dispatched again.
+            # No call is to blame. All are sent again.
             self._deaths_of_fork_server += 1
             if self._deaths_of_fork_server >= MAX_DEATHS_OF_FORK_SERVER:
                 raise WorkerDiedError(
@@ -108,7 +109,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
             # First, because a restart may fail, and another one may succeed later.
             self._assignments.lose(lost)
             self._pool.restart()
-            self._dispatch_lost()
+            self.submit_lost()
 
     def _take(self, worker: Worker, event: Event) -> None:
         if isinstance(event, Result):
@@ -129,15 +130,15 @@ class PoolExecutor(WorkersExecutor[Worker]):
             release(made.packed, worker.arena)
             return
         blocks = request if isinstance(request := call.request, Blocks) else None
-        if made.stages:
+        if made.stages and substream.profiler is not None:
             substream.profiler.called(worker.pid, made.begun, made.seconds, blocks, made.stages)
-        self._reads.record(call.num_blocks, made.seconds, made.idle_seconds)
+        self.reads.record(call.num_blocks, made.seconds, made.idle_seconds)
         self._complete(
             result.call, call, made, lambda: Elements(*self._unpack(made.packed, worker.arena, self._pool.classes))
         )
 
     def _take_death(self, worker: Worker, exited: Exited | None) -> None:
-        """Dispatches the calls of a dead worker again, except for the one that killed it if this is not the first time.
+        """Sends the calls of a dead worker again, except for the one that killed it if this is not the first time.
 
         If several reads were in flight, any of them may have killed it. Each of these calls runs alone.
         """
@@ -161,7 +162,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
             )
         log_warning(f"worker process {worker.pid} {cause} Starting a replacement.")
         self._pool.replace(worker)
-        self._dispatch_lost()
+        self.submit_lost()
 
     def _state_of(self, worker: Worker) -> str:
         return f"; it is {describe_process(worker.pid)}"

@@ -1,4 +1,4 @@
-"""The executor with Ray actors, and its reactions to their deaths and stalls.
+"""Ray actors as a place, and the reactions to their deaths and stalls.
 
 Guarantees, in addition to those of all workers:
     * A call with which an actor has died runs next in an actor without other calls, so that another death can be
@@ -16,13 +16,14 @@ from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.cluster.actor import Actor, Answer, CallFailed, Died, Event, Packed, PipelineFailed
 from millstream.loader.cluster.actor_pool import ActorPool
 from millstream.loader.cluster.options import RayWorkers
+from millstream.loader.engine.workers import Owner, Workers
 from millstream.loader.measuring import HAND_OVER
-from millstream.loader.pipeline.calls import Blocks, Call, Position
+from millstream.loader.pipeline.calls import Blocks, Call
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.scheduling.schedule import Schedule
 from millstream.loader.transport.payload import copied, to_elements, unpack_failure
 from millstream.loader.transport.pickling import ClassTable
-from millstream.loader.workers.workers_executor import WorkersExecutor
 
 GUILT_OF_LOST = 0.25
 """The blame of a call for the death of its actor's node, or for the loss of its outputs."""
@@ -35,19 +36,21 @@ MAX_CAUSE_LENGTH = 600
 
 
 @final
-class RayExecutor(WorkersExecutor[Actor]):
-    """Dispatches calls to Ray actors."""
+class Actors(Workers[Actor]):
+    """Runs calls in Ray actors."""
 
     _pool: ActorPool
     _are_local = False
     _noun = "Ray actor"
 
-    def __init__(self, plan: Plan, position: Position, *, ray_workers: RayWorkers, **options: Any) -> None:
-        super().__init__(plan, position, **options)
+    def __init__(
+        self, plan: Plan, schedule: Schedule, owner: Owner, *, ray_workers: RayWorkers, **options: Any
+    ) -> None:
+        super().__init__(plan, schedule, owner, **options)
         self._unpack = self._profiler.timed(HAND_OVER, unpack)
         self._ray_workers = ray_workers
 
-    def _dispatch_lost(self) -> bool:
+    def submit_lost(self) -> bool:
         while self._assignments.has_lost and (actor := self._free_worker()) is not None:
             if (lost := self._assignments.next_lost()) is None:
                 break
@@ -58,10 +61,10 @@ class RayExecutor(WorkersExecutor[Actor]):
                     self._assignments.lose([number])
                     return False
                 actor.runs_suspect = True
-            self._submit(actor, number, call)
+            self._send(actor, number, call)
         return True
 
-    def _submit(self, worker: Actor, number: int, call: Call) -> None:
+    def _send(self, worker: Actor, number: int, call: Call) -> None:
         if (message := self._message_of(number, call)) is not None:
             self._pool.submit(worker, number, message, self._plan.pipeline.variant)
 
@@ -96,7 +99,7 @@ class RayExecutor(WorkersExecutor[Actor]):
             self._complete(answer.call, call, made, lambda: self._unpack(made.packed, self._pool.classes))
 
     def _take_failure(self, event: CallFailed) -> None:
-        """Dispatches calls with lost outputs again. For outputs that Ray cannot send, the consumer gets the error."""
+        """Sends calls with lost outputs again. For outputs that Ray cannot send, the consumer gets the error."""
         if event.is_lost:
             self._blame(event.call, GUILT_OF_LOST, "were lost on their way from a Ray actor", str(event.error))
         elif not self._assignments.split(event.call):
@@ -116,7 +119,7 @@ class RayExecutor(WorkersExecutor[Actor]):
             self._blame(actor.calls[0], guilt, "killed Ray actors", cause)
         log_warning(f"Ray actor {actor.pid or '(starting)'} died. Starting a replacement. {cause}")
         self._pool.replace(actor)
-        self._dispatch()
+        self.submit_lost()
 
     def _blame(self, number: int, guilt: float, what: str, cause: str) -> None:
         self._assignments.blame(

@@ -1,61 +1,87 @@
-"""Bookkeeping for the pipelines of a set of workers. Usually there is one; with several, one is fed by the others.
+"""Bookkeeping for the streams whose calls one engine runs: usually one; in workers, one may be fed by the others.
 
-    calls of the others ─┐               ┌─▶ elements: combined, and drawn by the feed of the first substream
+    calls of the others ─┐               ┌─▶ elements: combined, and drawn by the feed of the first stream
                          ├─▶ workers ────┤
     calls of the first ──┘               └─▶ batches, which the consumer waits for
 
 Guarantees:
-    * Substreams, like schedules, only keep books. Only the consumer's thread uses them.
-    * A substream belongs to one executor. If another one replaces it, every input begins again at a position.
+    * Streams, like schedules, only keep books. Only the consumer's thread uses them.
+    * A stream belongs to one engine. If another one replaces it, every input begins again at a position.
 """
 
 import contextlib
 import dataclasses
 import sys
+import time
 from collections.abc import Iterator
-from typing import final
+from typing import Protocol, Self, final
 
+from millstream.loader.engine.policy import CallSize, Costs
 from millstream.loader.measuring import Profiler
 from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.assignments import NO_LONGER_WANTED
 from millstream.loader.scheduling.schedule import Schedule
-from millstream.loader.threads.executors import CallSize, taken_call
 
 RECORDS_PER_MESSAGE = 2048
 """Upper bound on the records of a call with many small blocks. It makes the cost of a message per record small."""
 
 
+class Sink(Protocol):
+    """An object that takes the results of calls. It refers to no place, because places refer to it."""
+
+    def complete(self, call: Call, elements: Elements, seconds: float, *, is_here: bool = False) -> None:
+        """Completes a call, given the seconds that a single thread would have needed.
+
+        `is_here` is true if the consumer's thread has run it.
+        """
+
+
+def taken_call(schedule: Schedule, stage: int | None, max_blocks: int) -> Call | None:
+    """Takes the next call of a stage (None for local operations), if any, and records the seconds that this took."""
+    begin = time.perf_counter()
+    call = schedule.take_local(max_blocks) if stage is None else schedule.take(stage, max_blocks)
+    if call is not None:
+        call.seconds_before += time.perf_counter() - begin
+    return call
+
+
 @final
 @dataclasses.dataclass(eq=False)
 class Substream:
-    """One pass over the stream of a pipeline.
+    """One pass over the stream of a pipeline, and the estimates of its calls in one kind of place.
 
     Attributes:
-        is_fed: True if the elements of stage 0 are drawn, for instance from other substreams.
+        costs: the durations of its calls, if they decide who runs them.
+        profiler: the measurements of its pipeline, to which those of workers are added.
+        is_fed: True if the elements of stage 0 are drawn, for instance from other streams.
         pipeline: the number of the pipeline in the workers.
-        number: the number of the substream, which its calls carry.
+        number: the number of the stream, which its calls carry.
         is_drawing: True while elements are being drawn.
-        in_flight: the number of calls taken from the schedule and not completed.
+        in_flight: the number of calls taken for workers and not completed.
         drawn: the number of elements drawn from it.
     """
 
     plan: Plan
     schedule: Schedule
-    profiler: Profiler
+    size: CallSize
+    costs: Costs | None = None
+    profiler: Profiler | None = None
     is_fed: bool = False
     pipeline: int = dataclasses.field(default=0, init=False)
     number: int = dataclasses.field(default=0, init=False)
-    size: CallSize = dataclasses.field(init=False)
     is_drawing: bool = dataclasses.field(default=False, init=False)
     in_flight: int = dataclasses.field(default=0, init=False)
     drawn: int = dataclasses.field(default=0, init=False)
 
-    max_bytes: dataclasses.InitVar[int] = sys.maxsize
-
-    def __post_init__(self, max_bytes: int) -> None:
-        self.size = CallSize(self.plan, RECORDS_PER_MESSAGE, max_bytes, are_messages=True)
+    @classmethod
+    def in_workers(
+        cls, plan: Plan, schedule: Schedule, profiler: Profiler, *, is_fed: bool = False, max_bytes: int = sys.maxsize
+    ) -> Self:
+        """Returns a stream whose calls run in workers."""
+        size = CallSize(plan, RECORDS_PER_MESSAGE, max_bytes, are_messages=True)
+        return cls(plan, schedule, size, profiler=profiler, is_fed=is_fed)
 
     @property
     def bytes_ahead(self) -> float:
@@ -67,36 +93,42 @@ class Substream:
     def records_per_call(self) -> int:
         return self.size.blocks * self.plan.partition.block
 
-    def take(self, stage: int | None) -> Call | None:
-        """Takes the next call of a stage, or of local operations. Returns None if there is none."""
+    def take(self, stage: int) -> Call | None:
+        """Takes the next call of a stage. Returns None if there is none."""
         # Drawing may dispatch calls of later stages.
         was_drawing, self.is_drawing = self.is_drawing, self.is_drawing or (self.is_fed and not stage)
         try:
             call = taken_call(self.schedule, stage, self.size.blocks)
         finally:
             self.is_drawing = was_drawing
-        if call is not None and stage is not None:
+        if call is not None:
             call.substream = self.number
             self.in_flight += 1
         return call
 
+    def complete(self, call: Call, elements: Elements, seconds: float, *, is_here: bool = False) -> None:
+        self.schedule.complete(call, elements)
+        self.size.record(call, seconds)
+        if self.costs is not None:
+            self.costs.record(call, seconds, is_here=is_here)
+
 
 @final
 class Substreams:
-    """The substreams whose calls are wanted.
+    """The streams whose calls are wanted.
 
     Args:
-        own: the substream that the consumer waits for. Its number is 0.
-        max_bytes: the maximum total size of elements in work or finished, over all substreams.
+        own: the one that the consumer waits for. Its number is 0.
+        max_bytes: the maximum total size of elements in work or finished, over all streams.
         flight_bytes: the size of these up to which more calls may begin than workers have room for in their buffers.
     """
 
     def __init__(self, own: Substream, max_bytes: int = sys.maxsize, flight_bytes: int = sys.maxsize) -> None:
-        self._own = own
+        self.own = own
         self._max_bytes = max_bytes
         self._flight_bytes = flight_bytes
         self._others: list[Substream] = []
-        # The other substreams that may have to begin calls, because something has changed since the last attempt.
+        # The other streams that may have to begin calls, because something has changed since the last attempt.
         self._awake: dict[Substream, None] = {}
         self._waited_for: list[Substream] = []
         self._substreams = {own.number: own}
@@ -109,9 +141,9 @@ class Substreams:
         return {substream.pipeline for substream in self._substreams.values()}
 
     def by_urgency(self) -> Iterator[Substream]:
-        """Yields the substreams that may have to begin calls: first those waited for, then the consumer's own."""
+        """Yields the streams that may have to begin calls: first those waited for, then the consumer's own."""
         yield from self._waited_for[::-1]
-        yield self._own
+        yield self.own
         for substream in list(self._awake):
             # Drawing calls may have removed it or called this method again.
             if substream in self._awake:
@@ -120,7 +152,7 @@ class Substreams:
 
     def wake(self, substream: Substream) -> None:
         """Marks a substream as possibly able to begin calls. The consumer's own always is."""
-        if substream is not self._own and self._substreams.get(substream.number) is substream:
+        if substream is not self.own and self._substreams.get(substream.number) is substream:
             self._awake[substream] = None
 
     @contextlib.contextmanager
@@ -149,13 +181,13 @@ class Substreams:
         )
 
     def _may_begin(self, substream: Substream, backlog: int, max_calls: int) -> bool:
-        if substream is self._own:
+        if substream is self.own:
             # Drawing elements that are not made yet would let the consumer wait for more than it has asked for.
             return not substream.is_drawing and backlog < max_calls and (backlog == 0 or self._can_be_drawn)
         if substream.is_fed:
             return not substream.is_drawing and backlog == 0 and substream in self._waited_for
         share = (substream.drawn + 1) / self._drawn
-        drawing = substream if self._own.schedule.exhausted else self._own
+        drawing = substream if self.own.schedule.exhausted else self.own
         return backlog == 0 or substream.schedule.records_ahead < share * max_calls * drawing.records_per_call
 
     @property
@@ -216,7 +248,7 @@ class Substreams:
         substream.in_flight += len(calls) - 1
         return calls
 
-    def complete(self, call: Call, elements: Elements) -> None:
+    def complete(self, call: Call, elements: Elements, _seconds: float = 0.0, *, is_here: bool = False) -> None:  # noqa: ARG002
         substream = self.find(call)
         if substream is not None:
             substream.in_flight -= 1

@@ -1,0 +1,277 @@
+"""Places in other processes: calls are sent to workers, and their results are taken, wherever the workers run.
+
+Guarantees:
+    * Each worker has as many calls as its buffer allows: one in work, and finished ones. If reads wait, it has further
+      ones in work (see `ReadsInFlight`), as long as all of them together take few bytes.
+    * The calls of a worker that dies are sent again. A call that kills its worker twice becomes an error that names its
+      records (see `assignments`). So does a call for which the consumer has waited for the stall timeout.
+    * Workers that repeatedly die while they start are an error, because all would.
+"""
+
+import abc
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
+
+from millstream.core.signals import is_from_signal_handler
+from millstream.core.warn import log_warning
+from millstream.errors import WorkerStalledError
+from millstream.loader.engine.substreams import Substream, Substreams
+from millstream.loader.measuring import Profiler
+from millstream.loader.pipeline.calls import Blocks, Call
+from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.scheduling.assignments import Assignments
+from millstream.loader.scheduling.schedule import Schedule
+from millstream.loader.threads import waiting
+from millstream.loader.threads.options import MultiprocessingOptions
+from millstream.loader.transport.payload import dump_request, unpack_failure, unpack_failures
+from millstream.loader.workers.any_worker import DeathsAtStart, ReadsInFlight, WorkerT
+from millstream.loader.workers.call_runner import CallResult
+from millstream.loader.workers.warm_pools import Pool, WarmPools, check_process, release
+
+if TYPE_CHECKING:
+    from millstream.loader.scheduling.status import ExecutorStatus
+
+
+class Owner(Protocol):
+    """The engine of a place.
+
+    Attributes:
+        requests: not empty during a request of the consumer, and after one that was interrupted.
+    """
+
+    requests: list[None]
+
+
+class Workers(abc.ABC, Generic[WorkerT]):
+    """Runs calls in the workers of a pool.
+
+    Args:
+        owner: the engine. When it ends, the workers return to their pools, unless a request was interrupted.
+        is_fed: True if elements of stage 0 are drawn.
+        max_bytes: the maximum total size of elements in work or finished, besides that of the pool.
+
+    Attributes:
+        substreams: the streams whose calls run here.
+        reads: the number of reads in flight per worker.
+    """
+
+    _are_local: ClassVar[bool]  # True if the workers are processes of this machine.
+    _noun: ClassVar[str]  # For log and errors.
+
+    def __init__(
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        owner: Owner,
+        *,
+        profiler: Profiler,
+        pools: WarmPools[Any],
+        options: MultiprocessingOptions,
+        is_fed: bool,
+        max_bytes: int,
+    ) -> None:
+        self._plan = plan
+        self._profiler = profiler
+        self._pool: Pool[WorkerT] = pools.take()
+        # `break` in a loop drops its iterator. The next one finds the workers warm.
+        self._release = functools.partial(release, weakref.ref(pools), weakref.ref(self._pool), owner.requests)
+        self._returning = weakref.finalize(owner, self._release)
+        self._returning.atexit = False
+        if plan.source_is_stream:
+            # The next iterator has to find the beginning of the stream that these workers have read from.
+            self._returning.detach()
+        self._options = options
+        max_bytes = min(self._pool.max_bytes, max_bytes)
+        own = Substream.in_workers(plan, schedule, profiler, is_fed=is_fed, max_bytes=max_bytes)
+        self.substreams = Substreams(own, self._pool.max_bytes, self._pool.flight_bytes)
+        self._assignments = Assignments(self.substreams, self._pool.call_numbers)
+        self.reads = ReadsInFlight(self._pool.max_reads)
+        self._deaths_at_start = DeathsAtStart(options.num_workers)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._assignments)
+
+    @property
+    def has_room(self) -> bool:
+        """True if a worker accepts another call."""
+        return self._free_worker() is not None
+
+    @property
+    def max_calls(self) -> int:
+        """The number of calls that all workers accept."""
+        return self._max_calls * len(self._pool.workers)
+
+    @property
+    def buffered_calls(self) -> int:
+        """The same if no more reads are in flight than finished calls are wanted."""
+        return (1 + self._options.per_worker_buffer_size) * len(self._pool.workers)
+
+    def admit(self, substream: Substream, name: Hashable) -> None:
+        """Adds a stream whose calls run here from now on, given the name of its pipeline."""
+        raise AssertionError(f"only worker processes run several pipelines: {substream}, {name}")
+
+    @property
+    def is_ours(self) -> bool:
+        """True in the process that started the workers."""
+        return self._pool.is_ours
+
+    @property
+    def are_ready(self) -> bool:
+        """True if all workers are there, and wait for calls."""
+        raise AssertionError("only the number of processes changes")
+
+    def resize(self, num_workers: int) -> None:
+        """Changes the number of workers. Raises an OSError if the system has no process left."""
+        raise AssertionError(f"only the number of processes changes: {num_workers}")
+
+    def check_process(self) -> None:
+        check_process(self._pool)
+
+    def submit(self, call: Call) -> None:
+        """Sends a call to a worker. Without room, it is sent later, before others."""
+        worker = self._free_worker()
+        if worker is None:
+            self._assignments.postpone(call)
+        else:
+            self._send(worker, self._assignments.assign(call), call)
+
+    def submit_lost(self) -> bool:
+        """Sends calls again whose workers have died. Returns False if other calls have to wait."""
+        while self._assignments.has_lost and (worker := self._free_worker()) is not None:
+            if (lost := self._assignments.next_lost()) is not None:
+                self._send(worker, *lost)
+        return True
+
+    def accept(self) -> None:
+        self._receive(0.0)
+
+    def wait(self) -> None:
+        """Waits for a sign of life, for a bounded time. Workers that give none are reported, and given up."""
+        self._receive(min([waiting.SLICE_SECONDS, *[one.clock.seconds for one in self._pool.workers if one.calls]]))
+        self._check_stalls()
+        self.submit_lost()
+
+    def status(self, others: "ExecutorStatus") -> "ExecutorStatus":
+        # Until the consumer asks for outputs, a finished call is recognised by the call that its worker began next.
+        from millstream.loader.scheduling.status import WorkerStatus  # noqa: PLC0415  (lazy: only reports need it)
+
+        workers, finished = [], 0
+        for worker in list(self._pool.workers):
+            calls, begun = worker.calls.copy(), self._current_call(worker)
+            finished += calls.index(begun) if begun in calls else 0
+            call = self._assignments.call(begun) if begun is not None and begun in calls else None
+            text = None if call is None else self.substreams.blocks_text(call)
+            num_calls, waited = len(calls), worker.clock.waited
+            workers.append(WorkerStatus(worker.number, worker.pid, self._are_local, num_calls, text, waited))
+        return dataclasses.replace(others, ready=others.ready + finished, workers=tuple(workers))
+
+    def stacks(self) -> dict[int, str]:
+        """Returns the stacks of the workers by process ID, if they can be had here. Thread-safe."""
+        return {}
+
+    def pause(self) -> None:
+        """Releases the pool to the next iterator, with warm workers. Calls in work are finished and dropped."""
+        self._returning.detach()
+        self._release()
+
+    def close(self) -> None:
+        self._returning.detach()
+        self._pool.stop()
+
+    @abc.abstractmethod
+    def _send(self, worker: WorkerT, number: int, call: Call) -> None:
+        """Sends a call to a worker. A call that cannot be sent is completed with an error."""
+
+    @abc.abstractmethod
+    def _receive(self, seconds: float) -> None:
+        """Waits up to `seconds` for events, and processes all that have arrived."""
+
+    @abc.abstractmethod
+    def _explain_stall(self, worker: WorkerT) -> str:
+        """Returns the last sentences of the error of a stalled worker: where to find its stacks."""
+
+    def _state_of(self, worker: WorkerT) -> str:  # noqa: ARG002  (some workers can tell)
+        return ""
+
+    def _current_call(self, worker: WorkerT) -> int | None:  # noqa: ARG002  (some workers can tell)
+        """Returns the number of the call that a worker is computing, or None if that is unknown. Thread-safe."""
+        return None
+
+    @property
+    def _max_calls(self) -> int:
+        return self.reads.number + self._options.per_worker_buffer_size
+
+    def _free_worker(self) -> WorkerT | None:
+        """Returns the worker with the fewest calls. None if all have enough."""
+        free, fewest = None, self._max_calls
+        for worker in self._pool.workers:
+            if len(worker.calls) < fewest and worker.accepts_calls:
+                free, fewest = worker, len(worker.calls)
+        return free
+
+    def _message_of(self, number: int, call: Call) -> tuple[int, int, int] | bytes | None:
+        """Returns the message of a call, or None if it cannot be pickled. The call is then completed with an error."""
+        request = call.request
+        if isinstance(request, Blocks):
+            return request.start, request.stop, request.shard
+        try:
+            return dump_request(request, self._pool.classes)  # type: ignore[arg-type]  # Local operations run here.
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            # Elements that came from one worker may still fail on their way to another.
+            where = self.substreams.describe(call)
+            error.add_note(f"millstream: while it was pickled for a worker process, from {where}.")
+            self._assignments.complete(number, Elements.failed(error))
+            return None
+
+    def _complete(self, number: int, call: Call, made: CallResult[Any], unpack: Callable[[], Elements]) -> None:
+        """Completes a call. If its outputs cannot be unpickled, the consumer gets that error in order."""
+        try:
+            outputs = unpack()
+            if (failure := made.failure) is not None:
+                outputs.error, outputs.at = unpack_failure(failure, self._pool.classes), failure.at
+            outputs.failures = unpack_failures(made.failures, self._pool.classes)
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            if self._assignments.split(number):
+                # Each block is computed again, so that only the faulty one fails.
+                return
+            where = self._assignments.describe(number)
+            error.add_note(f"millstream: while an output of a worker process was unpickled, from {where}.")
+            outputs = Elements.failed(error)
+        self._assignments.complete(number, outputs)
+        if (substream := self.substreams.find(call)) is not None:
+            substream.size.record(call, made.seconds + made.read_seconds)
+
+    def _check_stalls(self) -> None:
+        for worker in [worker for worker in self._pool.workers if worker.calls]:
+            if worker.clock.is_over:
+                self._give_up(worker)
+            elif worker.clock.is_due():
+                self._profiler.stalled(f"Worker {worker.pid} made no progress for {worker.clock.waited:.1f} s.")
+                what = f"{self._assignments.describe(worker.calls[0])}{self._state_of(worker)}"
+                log_warning(
+                    f"{self._noun} {worker.pid} has been busy for {worker.clock.waited:.1f} s with {what}. "
+                    f"{self._options.stall_limit}"
+                )
+
+    def _give_up(self, worker: WorkerT) -> None:
+        waited, (first, *lost) = worker.clock.waited, worker.calls
+        name = f"{self._noun.capitalize()} {worker.pid}"
+        self._profiler.stalled(f"{name} was given up after {waited:.1f} s.", is_known=worker.clock.is_reported)
+        error = WorkerStalledError(
+            f"{name} has made no progress for {waited:.1f} s (stall_timeout), with "
+            f"{self._assignments.describe(first)}. {self._explain_stall(worker)}"
+        )
+        # First, because a replacement may fail, and another one may succeed later.
+        self._assignments.complete(first, Elements.failed(error))
+        self._assignments.lose(lost)
+        self._pool.replace(worker)
+        self.submit_lost()
