@@ -451,6 +451,7 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
         own = derive_seed(inherited, Purpose.SHUFFLE, number) if number else inherited
         return self._with(Shuffle(node, own, inherited))
 
+    @named_arguments({"wrap_around": "write .repeat() after the slice for further epochs of it."})
     def slice(self, rows: "Rows | Iterable[SupportsIndex]") -> "MapDataset[T]":
         """Returns the elements of each epoch that a slice selects; `dataset[a:b:c]` is the same.
 

@@ -189,6 +189,9 @@ REMEDIES: Mapping[str, str] = {
     "ShapeDtypeStructProtocol": "Write jax.ShapeDtypeStruct(shape, dtype).",
     "SharedMemoryArray": "Return a plain np.ndarray: every array travels in shared memory.",
     "SharedMemoryArrayMetadata": "Return a plain np.ndarray: every array travels in shared memory.",
+    "SupportsInPlaceSlicing": "Leave it out: workers need no slices of a dataset.",
+    "SupportsSlicedStateManagement": "Leave it out: a state fits any number of workers. For any number of shards, "
+    "write ElasticIterator(dataset, global_batch_size, shard_options).",
     "TfRandomMap": "Write a RandomMap that uses NumPy.",
     "ThreadPrefetchDatasetIterator": "Write iter(ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=n)).",
     "__version_info__": 'Write __version__.split(".").',

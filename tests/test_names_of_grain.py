@@ -256,6 +256,34 @@ def test_names_are_there_or_the_row_reports_them_missing() -> None:
     } == set()
 
 
+def test_what_newer_versions_have_is_here_or_says_what_to_write() -> None:
+    """Names of Grain 0.2.19 that a program can write: two work, an argument and a protocol are errors with a remedy."""
+    program = """if True:
+        import millstream
+        millstream.install_as_grain()
+        import grain
+        prefetch = "grain._src.python.dataset.transformations.prefetch"
+        grain.config.update("py_permanently_disable_stats", True)
+        print(list(grain.experimental.HFIterDataset([{"a": 1}])))
+        for wrong in (
+            "grain.MapDataset.range(5).slice(slice(3), wrap_around=True)",
+            "grain.experimental.SupportsSlicedStateManagement",
+            "__import__(prefetch, fromlist=['SupportsSlicedStateManagement'])",
+        ):
+            try:
+                eval(wrong)
+            except Exception as error:
+                print(type(error).__name__, error)
+    """
+    printed = python("-c", program, check=True).stdout.splitlines()
+
+    assert printed[0] == "[{'a': 1}]"
+    assert [line.partition(" ")[0] for line in printed[1:]] == ["TypeError", "AttributeError", "ImportError"]
+    assert "wrap_around" in printed[1]
+    assert "write .repeat() after the slice" in printed[1]
+    assert all("For any number of shards, write ElasticIterator(" in line for line in printed[2:])
+
+
 def test_names_that_are_not_there_say_what_to_write() -> None:
     """Each name of Grain's experimental module that is not here has an error with the remedy, in `grain`, too."""
     absent = {name.rpartition(".")[2] for name in ABSENT if name.startswith("grain.experimental.")}
