@@ -10,6 +10,8 @@ Guarantees:
       that it lacks may have been using them.
     - Several missing units are decoded by several threads, which end with the call. The units take at most `max_bytes`,
       or there is one. Units in use live until no thread uses them.
+    - Worker processes of a machine share the units (`shared_units.py`), which take at most `max_bytes` in all of them
+      together, but for those in use: a process drops a unit whose file another one has removed, when it needs others.
 """
 
 import functools
@@ -18,11 +20,12 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
 
 from millstream.core.signals import SignalSafeLock
 from millstream.sources.reads import map_in_threads
+from millstream.sources.shared_units import Found, SharedUnits, UnitFiles, shared_folder
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 T = TypeVar("T")
@@ -56,15 +59,18 @@ def new_lock() -> SignalSafeLock:
 class Entry(Generic[T]):
     """An object, which is None until its first user, who holds `making`, has made it.
 
-    `uses` is a number that the pool counts: the users of a file, the records that were read from a unit.
+    `uses` is a number that the pool counts: the users of a file, the records that were read from a unit. `shared_file`
+    is the name of the file that a unit is mapped from, or "". `is_decoded` is True if this process has decoded it.
     """
 
-    __slots__ = ("making", "uses", "value")
+    __slots__ = ("is_decoded", "making", "shared_file", "uses", "value")
 
     def __init__(self) -> None:
         self.value: T | None = None
         self.making = new_lock()
         self.uses = 0
+        self.shared_file = ""
+        self.is_decoded = False
 
 
 class KeyedPool(Generic[KeyT, T]):
@@ -91,24 +97,11 @@ class KeyedPool(Generic[KeyT, T]):
         entry.uses += uses
         return entry, is_new
 
-    def _made(self, key: KeyT, entry: Entry[T], make: Callable[[KeyT], T]) -> T:
-        """Returns the object of an entry, made by `make` if it is missing."""
-        with entry.making:
-            if entry.value is None:
-                value = make(key)
-                with self._lock:
-                    entry.value = value
-                    self._has_made(key, entry)
-            return entry.value
-
-    def _has_made(self, key: KeyT, entry: Entry[T]) -> None:
-        """Does what follows the making of an object. The caller holds the lock."""
-
-    def _complete(self) -> Iterator[tuple[KeyT, T, int]]:
-        """Yields the objects that are made, with their uses, least recently used first. The caller holds the lock."""
+    def _complete(self) -> Iterator[tuple[KeyT, Entry[T]]]:
+        """Yields the objects that are made, least recently used first. The caller holds the lock."""
         for key, entry in list(self._entries.items()):
             if entry.value is not None:
-                yield key, entry.value, entry.uses
+                yield key, entry
 
     def reset_after_fork(self) -> None:
         """Forgets everything in a forked process. Threads of the parent may have held the lock."""
@@ -132,7 +125,7 @@ UnitT = TypeVar("UnitT", bound=Unit)
 
 
 class Dropped(NamedTuple):
-    """The number of units that were dropped, and over all of them: records that were read, records, and bytes."""
+    """The units that were dropped: the number of those decoded here, their records and bytes, and what all served."""
 
     num_units: int
     served: int
@@ -142,25 +135,39 @@ class Dropped(NamedTuple):
 
 @final
 class UnitCache(KeyedPool[KeyT, UnitT]):
-    """A cache of decoded units, limited in bytes, which drops the least recently used ones."""
+    """A cache of decoded units, limited in bytes, which drops the least recently used ones.
 
-    def __init__(self, max_bytes: int) -> None:
+    Args:
+        max_bytes: the limit.
+        files: the files by which workers share units; None to decode them in each worker.
+        name: the name of the cache in other processes, whose copies of it have the same one.
+    """
+
+    def __init__(self, max_bytes: int, files: UnitFiles[KeyT, UnitT] | None = None, name: str = "") -> None:
         super().__init__()
+        self.max_bytes = max_bytes
         self.dropped = Dropped(0, 0, 0, 0)
-        self._max_bytes = max_bytes
         self._num_bytes = 0
+        self._files = files
+        self._name = name or os.urandom(8).hex()
+        self._opened: SharedUnits[KeyT, UnitT] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return UnitCache, (self._max_bytes,)  # Another process decodes its own units.
+        return UnitCache, (self.max_bytes, self._files, self._name)
 
     def get_all(self, wanted: Mapping[KeyT, int], load: Callable[[KeyT], UnitT], max_threads: int) -> list[UnitT]:
         """Returns units, given the number of records that are read from each; missing ones are decoded by `load`."""
         with self._lock:
             found = {key: self._used(key, count) for key, count in wanted.items()}
         missing = [key for key, (_, is_new) in found.items() if is_new]
-        map_in_threads(lambda key: self._load(key, found[key][0], load), missing, max_threads, "millstream-decode")
+        if missing:
+            self._drop_removed(wanted)
+        # Those that another process is decoding come last.
+        map_in_threads(
+            lambda key: self._load(key, found[key][0], load, waits=False), missing, max_threads, "millstream-decode"
+        )
         # A unit is set once, so it is safe to read it without the lock.
-        return [entry.value or self._load(key, entry, load) for key, (entry, _) in found.items()]
+        return [entry.value or self._loaded(key, entry, load) for key, (entry, _) in found.items()]
 
     def touch(self, counts: Iterable[tuple[KeyT, int]]) -> None:
         """Records that more records of units are read, given pairs of key and number. Missing units are ignored."""
@@ -188,25 +195,59 @@ class UnitCache(KeyedPool[KeyT, UnitT]):
         super().reset_after_fork()
         self._num_bytes = 0
 
-    def _load(self, key: KeyT, entry: Entry[UnitT], load: Callable[[KeyT], UnitT]) -> UnitT:
+    def _loaded(self, key: KeyT, entry: Entry[UnitT], load: Callable[[KeyT], UnitT]) -> UnitT:
+        unit = self._load(key, entry, load, waits=True)
+        if unit is None:
+            raise AssertionError("A unit is missing after the wait for it.")
+        return unit
+
+    def _load(self, key: KeyT, entry: Entry[UnitT], load: Callable[[KeyT], UnitT], *, waits: bool) -> UnitT | None:
+        """Returns the unit of an entry; None if another process is decoding it, unless this waits."""
         try:
-            return self._made(key, entry, load)
+            with entry.making:
+                if entry.value is None:
+                    shared = self._shared()
+                    own = Found(load(key), is_decoded=True) if shared is None else shared.get(key, load, waits=waits)
+                    with self._lock:
+                        entry.value, entry.shared_file, entry.is_decoded = own
+                        self._keep_within_limit(key, entry)
+                return entry.value
         except BaseException:
             with self._lock:
                 if entry.value is None and self._entries.get(key) is entry:
                     del self._entries[key]
             raise
 
-    def _has_made(self, key: KeyT, entry: Entry[UnitT]) -> None:
-        """Drops the least recently used units if there is too little room, but never the last one."""
+    def _shared(self) -> SharedUnits[KeyT, UnitT] | None:
+        """Returns the units that this process shares with others; None if it is not a worker."""
+        if self._opened is None and self._files is not None and (folder := shared_folder()):
+            self._opened = SharedUnits(folder, self._name, self._files, self.max_bytes)
+        return self._opened
+
+    def _drop_removed(self, wanted: Collection[KeyT]) -> None:
+        """Drops units whose files were removed, because the files of all processes are the limit of the memory."""
+        shared = self._shared()
+        if shared is not None and (names := shared.names()) is not None:
+            with self._lock:
+                for key, entry in list(self._entries.items()):
+                    if entry.shared_file and entry.shared_file not in names and key not in wanted:
+                        self._drop(key, entry)
+
+    def _keep_within_limit(self, key: KeyT, entry: Entry[UnitT]) -> None:
+        """Counts a new unit, and drops the least recently used ones if there is too little room, but never the last."""
         if entry.value is None or self._entries.get(key) is not entry:
             return
         self._num_bytes += entry.value.num_bytes
         newest = next(reversed(self._entries))
-        for old, unit, served in self._complete():
-            if self._num_bytes <= self._max_bytes or old == newest:
+        for old, other in self._complete():
+            if self._num_bytes <= self.max_bytes or old == newest:
                 return
-            del self._entries[old]
+            self._drop(old, other)
+
+    def _drop(self, key: KeyT, entry: Entry[UnitT]) -> None:
+        del self._entries[key]
+        if (unit := entry.value) is not None:
             self._num_bytes -= unit.num_bytes
-            own = (1, served, unit.num_records, unit.num_bytes)
-            self.dropped = Dropped._make(map(operator.add, self.dropped, own))
+            # The records of a unit are read by all workers that share it, and one of them has decoded it.
+            decoded = (1, entry.uses, unit.num_records, unit.num_bytes) if entry.is_decoded else (0, entry.uses, 0, 0)
+            self.dropped = Dropped._make(map(operator.add, self.dropped, decoded))

@@ -183,8 +183,8 @@ def our_actors() -> list[psutil.Process]:
 
 
 def shared_segments() -> set[str]:
-    """Returns the names of the shared memory of the library."""
-    return {name for name in os.listdir("/dev/shm") if "millstream" in name}  # noqa: PTH208  (the names are wanted)
+    """Returns the names of the shared memory of the library that this process has created."""
+    return {name for name in os.listdir("/dev/shm") if f"millstream-units-{os.getpid()}-" in name}  # noqa: PTH208
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "arrow": {"base", "pieces", "reads", "source_checks"},
         "formats": {
             *("arrow", "files", "remote", "base", "digests", "file_formats", "keyed_pool", "memory", "pieces", "reads"),
-            "source_checks",
+            *("shared_units", "source_checks"),
         },
     },
     "samplers": {

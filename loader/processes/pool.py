@@ -70,6 +70,7 @@ from millstream.loader.transport.pipeline_file import pack_pipelines, write_chun
 from millstream.loader.workers.any_worker import AnyWorker, first_free
 from millstream.loader.workers.process_settings import ProcessSettings, Trainer, variables_of
 from millstream.loader.workers.worker_imports import changed, code_digests
+from millstream.sources.shared_units import SharedFolder
 
 if TYPE_CHECKING:
     import subprocess
@@ -138,6 +139,7 @@ class PoolProcesses:
         self.control: Channel | None = None
         self.workers: list[Worker] = []
         self.owner = os.getpid()
+        self.units = SharedFolder()
         # The descriptors of the files of pipelines, the first one that of those that workers start with.
         self._files: list[list[int]] = []
         # One thread may close the iterator while another one, waiting for a batch, restarts the pool.
@@ -224,6 +226,7 @@ class PoolProcesses:
         finally:
             for file in self._files:
                 close_all(file)
+            self.units.remove()
 
 
 MAX_IDLE_PIPELINES = 64
@@ -356,9 +359,9 @@ class Pool:
         self._pipelines = LoadedPipelines(pipelines)
         self.call_numbers: Iterator[int] = itertools.count()
         self.settings = settings
-        self._trainer = Trainer(os.getpid(), settings, code_digests())
         self._state = PoolProcesses(context, settings.environment)
         self._finalizer = weakref.finalize(self, PoolProcesses.shut_down, self._state)
+        self._trainer = Trainer(os.getpid(), settings, code_digests(), self._state.units.path)
         try:
             with explained_limits(self._options.num_workers):
                 # First, because a new fork server takes longest: meanwhile, the pipelines are pickled.

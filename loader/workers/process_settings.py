@@ -32,6 +32,7 @@ from millstream.loader.workers.module_variables import (
     variables_read,
 )
 from millstream.loader.workers.worker_imports import WorkerImports, is_of_user
+from millstream.sources.shared_units import share_units_in
 
 _FUNCTIONS = (
     ("sys", "getrecursionlimit", "setrecursionlimit"),
@@ -233,11 +234,12 @@ def _apply_to_library(name: str, value: Any) -> None:
 
 
 class Trainer(NamedTuple):
-    """The program that workers serve: its process, its settings, and the digests of its modules."""
+    """The program that workers serve: its process, its settings, the digests of its modules, and a `SharedFolder`."""
 
     pid: int
     settings: ProcessSettings
     code: dict[str, bytes]
+    units: str = ""
 
     @contextlib.contextmanager
     def served(
@@ -248,6 +250,7 @@ class Trainer(NamedTuple):
         `open_parent` returns a descriptor that becomes readable when the trainer ends, or None. `report` is called with
         the names and digests of modules that the trainer has not imported.
         """
+        share_units_in(self.units)
         imports = WorkerImports(self.code, report)
         imports.install()
         imports.after("multiprocessing.process", functools.partial(_identify, name, self.pid, open_parent))

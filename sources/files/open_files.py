@@ -185,7 +185,7 @@ class OpenFiles(KeyedPool[str, FileT]):
             _registry().make_room(self._descriptors_per_file)
             if len(self._entries) > self._max_open:
                 self.close_idle_beyond(sys.maxsize)
-        # Set by `_made`, and closed only without other users, so it is safe to read it without the lock.
+        # Set by `_open`, and closed only without other users, so it is safe to read it without the lock.
         return entry.value if entry.value is not None else self._open(path, entry, open_file)
 
     def check_open(self) -> None:
@@ -221,15 +221,20 @@ class OpenFiles(KeyedPool[str, FileT]):
     def close_one_idle(self) -> bool:
         """Closes the least recently used idle file. Returns False if there is none."""
         with self._lock:
-            for path, file, uses in self._complete():
-                if not uses and self._entries.pop(path, None) is not None:
-                    file.close()
+            for path, entry in self._complete():
+                if not entry.uses and entry.value is not None and self._entries.pop(path, None) is not None:
+                    entry.value.close()
                     return True
         return False
 
     def _open(self, path: str, entry: Entry[FileT], open_file: Callable[[str], FileT]) -> FileT:
         try:
-            return self._made(path, entry, lambda path: self._open_making_room(path, open_file))
+            with entry.making:
+                if entry.value is None:
+                    file = self._open_making_room(path, open_file)
+                    with self._lock:
+                        entry.value = file
+                return entry.value
         except BaseException:
             self.release(path)
             raise

@@ -40,6 +40,7 @@ from millstream.sources.memory import records_of_arrays
 from millstream.sources.pieces import Pieces, cut, window_units
 from millstream.sources.reads import map_in_threads
 from millstream.sources.remote.urls import is_url
+from millstream.sources.shared_units import ArrayFiles, ArrayUnit
 from millstream.sources.source_checks import check_no_columns_beside, checked_columns, paths_of_columns
 
 _UNCHUNKED_BYTES = 1 << 20
@@ -473,20 +474,6 @@ class _Rows(NamedTuple):
         return [(number, self.at(order[start:stop])) for number, start, stop in runs]
 
 
-class _Chunk(NamedTuple):
-    """Decoded rows of a dataset."""
-
-    rows: NDArray[Any]
-
-    @property
-    def num_records(self) -> int:
-        return len(self.rows)
-
-    @property
-    def num_bytes(self) -> int:
-        return self.rows.nbytes
-
-
 @final
 class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
     """The rows of HDF5 datasets, as dicts by column. A row is an index of the first axis. It needs h5py.
@@ -494,9 +481,10 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
     Rows of datasets without filters are read in any order, without h5py and its lock. Those of a batch that are near
     each other in the file are read by one call. Chunks that gzip has compressed, with or without shuffle, are also read
     without h5py, and decompressed concurrently. Datasets with other filters (lzf and all others that each h5py has) are
-    decoded by h5py, one chunk at a time per process. Each process caches decoded chunks, up to `cache_bytes`. If they
-    have several rows per chunk, the best order stays among a few chunks for a while, like that of
-    `HierarchicalSampler`; `load(source, shuffle=True)` takes it by itself if not all rows fit into the cache.
+    decoded by h5py, one chunk at a time per process. Decoded chunks are cached, up to `cache_bytes`, and the workers of
+    a loader share them, as row groups of a `ParquetDataSource`. If they have several rows per chunk, the best order
+    stays among a few chunks for a while, like that of `HierarchicalSampler`; `load(source, shuffle=True)` takes it by
+    itself if not all rows fit into the cache.
 
     Values have the dtypes of the datasets, in native byte order: NumPy scalars for datasets of one axis, else arrays. A
     value that is an array of HDF5 is an array. Texts and bytes of variable length, such as encoded images, are `bytes`,
@@ -511,7 +499,8 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
             or of several files, whose datasets are columns by their names.
         columns: the names of datasets in a file or group that are columns; None for those that are directly in it, and
             have as many rows as the largest one.
-        cache_bytes: the memory, in bytes, for decoded chunks per process, besides those that are being read.
+        cache_bytes: the memory, in bytes, for decoded chunks in the trainer, or in all workers of a loader together,
+            besides those that are being read.
 
     Attributes:
         unit_sizes: the number of records of each chunk, of the decoded column with the most bytes; or of each dataset
@@ -559,7 +548,7 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
         super().__init__(files)
         self._index_segments()
         self._unit_sizes = self._index_units()
-        self._chunks: UnitCache[tuple[int, str, int], _Chunk] = UnitCache(self._cache_bytes)
+        self._chunks: UnitCache[tuple[int, str, int], ArrayUnit] = UnitCache(self._cache_bytes, ArrayFiles())
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[dict[str, Any]]:
         keys = checked_record_keys(record_keys, self._num_records)
@@ -673,9 +662,9 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
         numbers, offsets = np.divmod(wanted.within, layout.rows_per_chunk)
         by_chunk = dict(wanted._replace(within=offsets).cut(numbers, int(numbers.max()) + 1))
 
-        def decode(key: tuple[int, str, int]) -> _Chunk:
+        def decode(key: tuple[int, str, int]) -> ArrayUnit:
             first = np.flatnonzero(numbers == key[-1])[:1]
-            return _Chunk(next(self._decoded(file, layout, wanted.at(first))))
+            return ArrayUnit(next(self._decoded(file, layout, wanted.at(first))))
 
         # h5py decodes one chunk at a time.
         count = 1 if layout.starts is None else _REQUESTED_TOGETHER if self._is_far else _DECODED_TOGETHER

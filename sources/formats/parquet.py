@@ -266,19 +266,47 @@ class JoinedGroups:
         return self._table.rows(self._starts[indices] + within)
 
 
+_IS_VALID = b"is_valid"
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class RowGroupFiles:
+    """Files of Arrow's IPC format, for workers that share decoded row groups."""
+
+    def write(self, group: RowGroup, path: str) -> None:
+        pa = arrow()
+        schema = group.chunks[0].schema.with_metadata({_IS_VALID: str(int(group.is_valid)), "path": group.path})
+        with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, schema) as writer:
+            for chunk in group.chunks:
+                writer.write_batch(chunk)
+
+    def map(self, key: int, path: str) -> RowGroup:
+        pa = arrow()
+        with pa.memory_map(path) as file:
+            reader = pa.ipc.open_file(file)
+            chunks = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        stored = reader.schema.metadata
+        return _row_group(key, stored[b"path"].decode(), chunks, is_valid=stored[_IS_VALID] == b"1")
+
+
+def _row_group(number: int, path: str, chunks: Sequence[Any], *, is_valid: bool) -> RowGroup:
+    num_bytes = int(sum(chunk.nbytes for chunk in chunks))
+    return RowGroup(number, path, chunks, sum(map(len, chunks)), num_bytes, is_valid)
+
+
 @final
 class RowGroups:
     """A cache of decoded row groups."""
 
-    def __init__(self, columns: Mapping[str, Column], max_bytes: int, max_threads: int) -> None:
-        self.units = UnitCache[int, RowGroup](max_bytes)
+    def __init__(self, columns: Mapping[str, Column], units: UnitCache[int, RowGroup], max_threads: int) -> None:
+        self.units = units
         self._columns = columns
-        self._max_bytes = max_bytes
         self._max_threads = max_threads
         self._recent: tuple[JoinedGroups, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RowGroups, (self._columns, self._max_bytes, self._max_threads)
+        return RowGroups, (self._columns, self.units, self._max_threads)
 
     def clear(self) -> None:
         self.units.clear()
@@ -318,7 +346,7 @@ class RowGroups:
         if all(group.number not in wanted for group in last):
             return []
         others = [group for group in last if group.number not in wanted and not self.units.is_used_up(group.number)]
-        return others if sum(group.num_bytes for group in [*groups, *others]) <= self._max_bytes else []
+        return others if sum(group.num_bytes for group in [*groups, *others]) <= self.units.max_bytes else []
 
 
 _SAMPLED_UNITS = 16
@@ -338,13 +366,14 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
     """The rows of Parquet files, as dicts, read a row group at a time. It needs pyarrow.
 
     Reading any row decodes all of its row group. If a batch needs several, threads that end with the read decode them
-    concurrently. Each process caches decoded row groups, up to `cache_bytes`, so the best order of rows stays among a
-    few row groups for a while. That is the order of `HierarchicalSampler`.
+    concurrently. Decoded row groups are cached, up to `cache_bytes`, so the best order of rows stays among a few row
+    groups for a while. That is the order of `HierarchicalSampler`.
 
     Memory: window_units times the size of a decoded row group should be at most half of `cache_bytes`, because one
-    window is read while another one ends. Prefer threads (`worker_count=0`), which share the row groups: each worker
-    process would decode all of them. `load(source, shuffle=True)` takes this order by itself if not all row groups fit.
-    A global shuffle works, but decodes a row group for nearly each row, and logs a warning.
+    window is read while another one ends. Threads share the row groups, and so do the workers of a loader on one
+    machine: each row group is decoded once, into a file in `/dev/shm` or `$TMPDIR` that all of them map, and without
+    room there, by each worker. `load(source, shuffle=True)` takes this order by itself if not all row groups fit. A
+    global shuffle works, but decodes a row group for nearly each row, and logs a warning.
 
     A record has the names of the columns as keys, and these values:
 
@@ -373,8 +402,8 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
             files; None if all files must have the same. Values of a file are promoted to its types: integers and
             floats to wider ones, decimals to more digits, timestamps to finer units. A column that a file lacks is
             None.
-        cache_bytes: the memory, in bytes, for decoded row groups per process, besides those that are being read; with
-            0, one row group is cached.
+        cache_bytes: the memory, in bytes, for decoded row groups in the trainer, or in all workers of a loader
+            together, besides those that are being read; with 0, one row group is cached.
         cache: a `FileCache` for local copies of whole remote files; None to fetch only the wanted columns.
 
     Attributes:
@@ -430,7 +459,8 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
         del self._schemas, self._group_bytes, self._roots
         self._index_units()
         concurrency = FETCHED_TOGETHER if self._is_far else min(_DECODED_TOGETHER, os.cpu_count() or 1)
-        self._decoded_groups = RowGroups(self._columns, self._cache_bytes, concurrency)
+        units = UnitCache[int, RowGroup](self._cache_bytes, RowGroupFiles())
+        self._decoded_groups = RowGroups(self._columns, units, concurrency)
         self._has_advised = False
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
@@ -543,8 +573,7 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
             ) from error
         finally:
             self._open_files.release(path)
-        num_bytes = int(sum(chunk.nbytes for chunk in chunks))
-        decoded = RowGroup(number, path, chunks, sum(map(len, chunks)), num_bytes, has_valid_text(chunks))
+        decoded = _row_group(number, path, chunks, is_valid=has_valid_text(chunks))
         if decoded.num_bytes > self._cache_bytes:
             self._warn_of_large_group(decoded, group)
         return decoded
@@ -579,9 +608,8 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
         window = window_of(num_bytes, self._cache_bytes)
         log_warning(
             f"Only {served:,} of {records:,} rows in {count} evicted row groups were read. The order is too "
-            f"random for Parquet, or many worker processes decode the same row groups. A row group takes {num_bytes:,} "
+            f"random for Parquet. A row group takes {num_bytes:,} "
             f"bytes of memory here. Use HierarchicalSampler(source.unit_sizes, window_units={window}, seed=...), with "
             "keys=... for a part of the records, or PackingSampler(..., unit_sizes=source.unit_sizes, "
-            f"window_units={window}), which fit into cache_bytes={self._cache_bytes:,}, or increase cache_bytes, and "
-            "use threads instead of workers (worker_count=0)."
+            f"window_units={window}), which fit into cache_bytes={self._cache_bytes:,}, or increase cache_bytes."
         )
