@@ -13,7 +13,7 @@ from millstream.loader.pipeline.calls import Blocks, Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.processes.channel import Exited, PipelineFailed, Result, Task
-from millstream.loader.processes.pool import Event, ForkServerDied, Pool, Worker
+from millstream.loader.processes.pool import Event, Pool, Worker
 from millstream.loader.processes.process_report import (
     clear_stacks,
     describe_exit,
@@ -93,23 +93,25 @@ class Processes(Workers[Worker]):
 
     def _receive(self, seconds: float) -> None:
         self._pool.end_leaving()
-        try:
-            for worker, event in self._pool.wait(seconds):
-                self._take(worker, event)
-        except ForkServerDied:
-            # No call is to blame. All are sent again.
-            self._deaths_of_fork_server += 1
-            if self._deaths_of_fork_server >= MAX_DEATHS_OF_FORK_SERVER:
-                raise WorkerDiedError(
-                    f"The fork server died {self._deaths_of_fork_server} times before any worker produced a result. "
-                    f"Its output is printed above.{describe_limits()}"
-                ) from None
-            log_warning("the fork server died. Restarting it and all workers.")
-            lost = [number for worker in self._pool.workers for number in worker.calls]
-            # First, because a restart may fail, and another one may succeed later.
-            self._assignments.lose(lost)
-            self._pool.restart()
-            self.submit_lost()
+        for worker, event in self._pool.wait(seconds):
+            self._take(worker, event)
+        if not self._pool.has_fork_server:
+            self._restart()
+
+    def _restart(self) -> None:
+        """Starts another fork server and workers. No call is to blame. All are sent again."""
+        self._deaths_of_fork_server += 1
+        if self._deaths_of_fork_server >= MAX_DEATHS_OF_FORK_SERVER:
+            raise WorkerDiedError(
+                f"The fork server died {self._deaths_of_fork_server} times before any worker produced a result. "
+                f"Its output is printed above.{describe_limits()}"
+            )
+        log_warning("the fork server died. Restarting it and all workers.")
+        lost = [number for worker in self._pool.workers for number in worker.calls]
+        # First, because a restart may fail, and another one may succeed later.
+        self._assignments.lose(lost)
+        self._pool.restart()
+        self.submit_lost()
 
     def _take(self, worker: Worker, event: Event) -> None:
         if isinstance(event, Result):

@@ -422,6 +422,11 @@ class Pool:
         return message.number
 
     @property
+    def has_fork_server(self) -> bool:
+        """False once the fork server has died, until `restart`."""
+        return self._control.is_open
+
+    @property
     def are_ready(self) -> bool:
         """True if there are as many workers as wanted, and all have read their pipelines."""
         workers = self.workers
@@ -471,7 +476,7 @@ class Pool:
     def wait(self, seconds: float) -> Iterator[tuple[Worker, Event]]:
         """Waits up to `seconds` for an event, then yields all events that have arrived.
 
-        The last is a ForkServerDied error if the fork server and all workers have died.
+        If the fork server has died, and all workers with it, these are their last events.
         """
         if len(self.workers) < self._num_workers:
             # A replacement could not be started earlier.
@@ -504,7 +509,6 @@ class Pool:
         if not control.is_open:
             for worker in list(self.workers):
                 yield from self._handle(worker, worker.channel.receive_rest())
-            raise ForkServerDied
 
     def kill(self, worker: Worker) -> None:
         """Kills a worker and all processes that it has started."""
@@ -681,7 +685,3 @@ class Pool:
             self._control.send(Kill(forked.pid))
         else:
             worker.set_process(forked.pid, handles[0] if handles else None)
-
-
-class ForkServerDied(Exception):  # noqa: N818  (an event, not an error: the pool is restarted)
-    """The fork server and all workers have died."""
