@@ -73,11 +73,15 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 
 
 def described_parameters(value: Any) -> set[str]:
-    """Returns the parameters that a docstring describes, as the site finds them: under `Args` and `Attributes`."""
-    sections = griffe.Docstring(inspect.cleandoc(value.__doc__ or "")).parse("google", warnings=False)
+    """Returns the parameters that a docstring describes, as the site finds them: under `Args` and `Attributes`.
+
+    Classes that share a constructor share its docstring.
+    """
+    texts = [value.__doc__, getattr(value, "__init__").__doc__ if inspect.isclass(value) else None]  # noqa: B009
     return {
         item.name.lstrip("*")
-        for section in sections
+        for text in texts
+        for section in griffe.Docstring(inspect.cleandoc(text or "")).parse("google", warnings=False)
         if section.kind.value in ("parameters", "attributes")
         for item in section.value
         if item.description

@@ -197,6 +197,26 @@ class _PackIterDataset(IterDataset[Any]):
         max_sequences_per_bin: SupportsIndex | None = None,
         overflow: str = "error",
     ) -> None:
+        """Packs a dataset.
+
+        Args:
+            parent: the dataset of documents: dicts of arrays.
+            length_struct: the number of tokens per row, for each feature; other features are dropped.
+            num_packing_bins: the number of open rows, at least 1.
+            seed: selects the order of the rows, 0 … 2**64 - 1.
+            shuffle_bins: True to shuffle rows that are completed together.
+            shuffle_bins_group_by_feature: None, because there is no other order.
+            meta_features: features without segment ids and positions. A row has a list of each not in length_struct.
+            pack_alignment_struct: documents begin at multiples of this number of tokens, for each feature; None for no
+                alignment.
+            padding_struct: the padding value of each feature; the default is 0.
+            max_sequences_per_bin: the maximum number of documents per row; None for no limit.
+            overflow: the treatment of documents longer than a row: "error", "truncate", "split" or "drop".
+
+        Raises:
+            TypeError: the parent is not a dataset.
+            TypeError, ValueError: as `FirstFitPack`.
+        """
         if shuffle_bins_group_by_feature is not None:
             raise ValueError(
                 f"shuffle_bins_group_by_feature must be None, got {shuffle_bins_group_by_feature!r}: write "
@@ -219,25 +239,7 @@ class _PackIterDataset(IterDataset[Any]):
 class FirstFitPackIterDataset(_PackIterDataset):
     """Rows packed from documents in order of arrival. Each document goes into the first row that has room for it.
 
-    It is `parent.apply(FirstFitPack(...))` with Grain's arguments; see `FirstFitPack` for rows and errors.
-
-    Args:
-        parent: the dataset of documents: dicts of arrays.
-        length_struct: the number of tokens per row, for each feature; other features are dropped.
-        num_packing_bins: the number of open rows, at least 1.
-        seed: selects the order of the rows, 0 … 2**64 - 1.
-        shuffle_bins: True to shuffle rows that are completed together.
-        shuffle_bins_group_by_feature: None, because there is no other order.
-        meta_features: features without segment ids and positions. A row has a list of each not in length_struct.
-        pack_alignment_struct: documents begin at multiples of this number of tokens, for each feature; None for no
-            alignment.
-        padding_struct: the padding value of each feature; the default is 0.
-        max_sequences_per_bin: the maximum number of documents per row; None for no limit.
-        overflow: the treatment of documents longer than a row: "error", "truncate", "split" or "drop".
-
-    Raises:
-        TypeError: the parent is not a dataset.
-        TypeError, ValueError: as `FirstFitPack`.
+    It is `parent.apply(FirstFitPack(...))` with Grain's arguments; see `FirstFitPack` for rows.
 
     Examples:
         >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2, 6, 4)]
@@ -257,25 +259,7 @@ class FirstFitPackIterDataset(_PackIterDataset):
 class BestFitPackIterDataset(_PackIterDataset):
     """Rows packed from documents in order of arrival. Each goes into the row in which it leaves the least space.
 
-    It is `parent.apply(BestFitPack(...))` with Grain's arguments; see `FirstFitPack` for rows and errors.
-
-    Args:
-        parent: the dataset of documents: dicts of arrays.
-        length_struct: the number of tokens per row, for each feature; other features are dropped.
-        num_packing_bins: the number of open rows, at least 1.
-        seed: selects the order of the rows, 0 … 2**64 - 1.
-        shuffle_bins: True to shuffle rows that are completed together.
-        shuffle_bins_group_by_feature: None, because there is no other order.
-        meta_features: features without segment ids and positions. A row has a list of each not in length_struct.
-        pack_alignment_struct: documents begin at multiples of this number of tokens, for each feature; None for no
-            alignment.
-        padding_struct: the padding value of each feature; the default is 0.
-        max_sequences_per_bin: the maximum number of documents per row; None for no limit.
-        overflow: the treatment of documents longer than a row: "error", "truncate", "split" or "drop".
-
-    Raises:
-        TypeError: the parent is not a dataset.
-        TypeError, ValueError: as `FirstFitPack`.
+    It is `parent.apply(BestFitPack(...))` with Grain's arguments; see `FirstFitPack` for rows.
 
     Examples:
         >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2, 6, 4)]

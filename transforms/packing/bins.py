@@ -81,6 +81,30 @@ class BinPack(GroupingOperation):
         overflow: str = "error",
         pack_alignment_struct: Mapping[str, int] | None = None,
     ) -> None:
+        """Packs documents into rows of features.
+
+        Args:
+            length_struct: the number of tokens per row, for each feature.
+            num_packing_bins: the number of rows that are open at a time, at least 1. More rows are filled better, and
+                take more memory: 64 rows of 2,048 tokens are 98 to 99 % full for usual texts.
+            seed: selects the order of the rows, 0 … 2**64 - 1. None derives it from the seed of the pipeline; it is 0
+                if the pipeline has none.
+            shuffle_bins: True to return the rows of a group in a random order; False to begin with those of the
+                earliest documents.
+            meta_features: features without segment ids and positions of their own. If a name is not in length_struct,
+                the feature is not a sequence: a row has a list with the value of each of its documents.
+            padding_struct: the padding value, per feature; 0 for the other features.
+            max_sequences_per_bin: the maximum number of documents per row; None for no limit.
+            overflow: the treatment of a document longer than a row: "error" raises an error when it is reached;
+                "truncate" keeps its beginning; "split" cuts it into segments of a row's length and a shorter remainder;
+                "drop" drops it.
+            pack_alignment_struct: the multiples of tokens at which documents begin, per feature; 1 for the other
+                features. The lengths of rows must be multiples of it.
+
+        Raises:
+            TypeError, ValueError: an argument has the wrong type or is out of range. While reading, a ValueError if a
+                document is too long, lacks a feature, or differs in dtype or shape from the others of its row.
+        """
         carried = []
         if isinstance(length_struct, Mapping) and not isinstance(meta_features, str):
             carried = [name for name in meta_features if name not in length_struct]
@@ -227,28 +251,6 @@ class FirstFitPack(BinPack):
     array itself. Documents without tokens are dropped. A row is a dict as `Pack` returns it, with segment ids and
     positions. The last rows of a stream may be fewer than `num_packing_bins`.
 
-    Args:
-        length_struct: the number of tokens per row, for each feature.
-        num_packing_bins: the number of rows that are open at a time, at least 1. More rows are filled better, and take
-            more memory: 64 rows of 2,048 tokens are 98 to 99 % full for usual texts.
-        seed: selects the order of the rows, 0 … 2**64 - 1. None derives it from the seed of the pipeline; it is 0 if
-            the pipeline has none.
-        shuffle_bins: True to return the rows of a group in a random order; False to begin with those of the earliest
-            documents.
-        meta_features: features without segment ids and positions of their own. If a name is not in length_struct, the
-            feature is not a sequence: a row has a list with the value of each of its documents.
-        padding_struct: the padding value, per feature; 0 for the other features.
-        max_sequences_per_bin: the maximum number of documents per row; None for no limit.
-        overflow: the treatment of a document longer than a row: "error" raises an error when it is reached; "truncate"
-            keeps its beginning; "split" cuts it into segments of a row's length and a shorter remainder; "drop" drops
-            it.
-        pack_alignment_struct: the multiples of tokens at which documents begin, per feature; 1 for the other features.
-            The lengths of rows must be multiples of it.
-
-    Raises:
-        TypeError, ValueError: an argument has the wrong type or is out of range. While reading, a ValueError if a
-            document is too long, lacks a feature, or differs in dtype or shape from the others of its row.
-
     Examples:
         >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2, 6, 4)]
         >>> operations = [millstream.FirstFitPack({"tokens": 10}, num_packing_bins=2), millstream.Batch(2)]
@@ -313,23 +315,7 @@ class BestFitBins(Bins):
 class BestFitPack(BinPack):
     """Packs documents into rows as they arrive, each into the row in which it leaves the least space.
 
-    Everything else is as in `FirstFitPack`, which describes the arguments in detail. Rows are fuller by some tenths of
-    a percent.
-
-    Args:
-        length_struct: the number of tokens per row, for each feature; other features are dropped.
-        num_packing_bins: the number of rows that are open at a time, at least 1.
-        seed: selects the order of the rows, 0 … 2**64 - 1. None derives it from the seed of the pipeline; it is 0 if
-            the pipeline has none.
-        shuffle_bins: True to return the rows of a group in a random order.
-        meta_features: features without segment ids and positions of their own.
-        padding_struct: the padding value, per feature; 0 for the other features.
-        max_sequences_per_bin: the maximum number of documents per row; None for no limit.
-        overflow: the treatment of a document longer than a row: "error", "truncate", "split" or "drop".
-        pack_alignment_struct: the multiples of tokens at which documents begin, per feature; 1 for the other features.
-
-    Raises:
-        TypeError, ValueError: as `FirstFitPack`.
+    Everything else is as in `FirstFitPack`. Rows are fuller by some tenths of a percent.
 
     Examples:
         >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2, 6, 4)]
