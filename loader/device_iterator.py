@@ -233,6 +233,7 @@ class DeviceIterator(Inspectable, ResumableIterator):
         describe = dict if self._agreement is None else self._agreement.stream_texts
         rows = getattr(iterator, "rows_per_batch", None)
         self._ends = AgreedEnds(placement, describe, rows) if agrees else None
+        self._counts_records = hasattr(iterator, "records_between")
         self._buffer_size = buffer_size
         self._position = DevicePosition.of(iterator)
         # The trainer's waits are those for this iterator, so the other one must measure none.
@@ -291,11 +292,11 @@ class DeviceIterator(Inspectable, ResumableIterator):
             ValueError: of a global batch: other processes read another stream, or may have other numbers of rows.
             Exception: an error of an operation or the source, with notes of where it occurred, or of JAX.
         """
-        current, start = self._staging, time.perf_counter()
+        current, start, profiler = self._staging, time.perf_counter(), self._profiler
         # Also if `start_prefetch` has begun: the wait for workers that start is not an ordinary one.
         is_first = current is None or not current.has_delivered
         self._consumer.asked_at = start
-        self._profiler.returned(self._left_at, start)
+        profiler.returned(self._left_at, start)
         try:
             with annotation(WAIT):
                 batch = self._alone(self._take)
@@ -303,7 +304,8 @@ class DeviceIterator(Inspectable, ResumableIterator):
             self._consumer.asked_at = None
             self._left_at = time.perf_counter()
             self._profiler.waited(start, self._left_at, is_first=is_first)
-        step = self.step if hasattr(self._iterator, "records_between") else None
+        step = self._position.step if self._counts_records else None
+        # A chain may have changed its pipeline meanwhile, and its profiler with it.
         self._profiler.delivered(1, 0 if step is None else self._iterator.records_between(step - 1, step))
         return batch
 

@@ -7,6 +7,7 @@ Guarantees of the agreement:
 """
 
 import collections
+import contextlib
 import json
 import threading
 import zlib
@@ -30,6 +31,9 @@ _NARROWED = {np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
 
 Device: TypeAlias = "jax.Device | jax.sharding.Sharding | None"  # type: ignore[valid-type,unused-ignore]  # a variable for some
 """A destination of batches: one device, several, or the default device."""
+
+
+_NOTHING = contextlib.nullcontext()
 
 
 @final
@@ -88,17 +92,21 @@ class Placement:
         """
         import jax  # noqa: PLC0415  (lazy, as above)
 
-        leaves = list(leaves_of(batch))
-        if not jax.config.jax_enable_x64:  # type: ignore[attr-defined, unused-ignore]  # as above
+        config: Any = jax.config
+        # A flat dict of arrays is what `leaves_of` and `_with_leaves` make of it, without a search for structures.
+        is_flat = type(batch) is dict and all(type(name) is str and type(batch[name]) is np.ndarray for name in batch)
+        leaves = [(f"[{name!r}]", batch[name]) for name in sorted(batch)] if is_flat else list(leaves_of(batch))
+        if not config.jax_enable_x64:
             for path, leaf in leaves:
                 _check_fits(path, leaf)
-        with annotation(TRANSFER), jax.default_device(self._default_device):
+        has_default = config.jax_default_device is self._default_device
+        with annotation(TRANSFER), _NOTHING if has_default else jax.default_device(self._default_device):
             try:
                 arrays = self._put_leaves([leaf for _, leaf in leaves])
             except Exception:
                 self._find_refused(leaves)
                 raise
-        return _with_leaves(batch, iter(arrays))
+        return dict(zip(sorted(batch), arrays, strict=True)) if is_flat else _with_leaves(batch, iter(arrays))
 
     def _put_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
         import jax  # noqa: PLC0415  (lazy, as above)

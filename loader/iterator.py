@@ -34,6 +34,7 @@ from millstream.loader.engine.engine import Executor, GivenUp
 from millstream.loader.execution import Execution
 from millstream.loader.pipeline.calls import Blocks, Cursor, Outputs, Position
 from millstream.loader.pipeline.elements import Elements, FailedRecord, SourceEnded
+from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.steps import copies_of_held, writable_copies
 from millstream.loader.run_changes import Beginning, RunningIterator
 from millstream.loader.threads.waiting import Watch, watch
@@ -286,16 +287,17 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         """Returns the position as about a kilobyte of JSON, in microseconds. No thread or process is involved."""
         return self.loader_state().encode()
 
-    def _unsealed_state(self) -> LoaderState:
-        return self.loader_state()
+    def _unsealed_state(self) -> tuple[Any, ...]:
+        # What `loader_state` needs, read in this order: a position after a change of weights has its plan.
+        return *self.position_and_step(), self._run, self._plan, self._stream
 
-    def _sealed(self, unsealed: LoaderState) -> bytes:
-        return unsealed.encode()
+    def _sealed(self, unsealed: tuple[Any, ...]) -> bytes:
+        return _state_of(*unsealed).encode()
 
-    def _return_to(self, unsealed: LoaderState) -> None:
+    def _return_to(self, unsealed: tuple[Any, ...]) -> None:
         self._check_open()
         self._check_can_resume()
-        self.resume(unsealed)
+        self.resume(_state_of(*unsealed))
 
     def set_state(self, state: bytes, *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position of a state.
@@ -684,7 +686,9 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
 
     def loader_state(self) -> LoaderState:
         """Returns the state that `get_state` encodes."""
-        position, step = self.position_and_step()
-        run = self._run
-        state = state_at(position, step - run.last.offset, self._plan, self._stream)
-        return state if run.is_plain else state._replace(run=run)
+        return _state_of(*self._unsealed_state())
+
+
+def _state_of(position: Position, step: int, run: Run, plan: Plan, stream: Stream) -> LoaderState:
+    state = state_at(position, step - run.last.offset, plan, stream)
+    return state if run.is_plain else state._replace(run=run)
