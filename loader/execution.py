@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from millstream.loader.engine.joins import SharedWorkers
     from millstream.loader.scheduling.feed import Feed
     from millstream.loader.threads.shared_threads import SharedThreads
-    from millstream.loader.workers.warm_pools import WarmPools
+    from millstream.loader.workers.pools import WarmPools
 
 
 @final
@@ -179,8 +179,8 @@ class Execution:
 
     def _pools_of(self, pipeline: Pipeline, reading: ReadOptions) -> "WarmPools[Any]":
         from millstream.loader.processes.fork_servers import FORK_SERVERS  # noqa: PLC0415  (lazy: slow)
+        from millstream.loader.workers.pools import WarmPools  # noqa: PLC0415
         from millstream.loader.workers.process_settings import ProcessSettings  # noqa: PLC0415
-        from millstream.loader.workers.warm_pools import WarmPools  # noqa: PLC0415
 
         if self._ray_workers is None:
             from millstream.loader.engine import processes  # noqa: F401, PLC0415
@@ -293,8 +293,8 @@ class Execution:
     def _pools_to_choose(self, choice: WorkerChoice) -> "WarmPools[Any]":
         """Returns pools that start with the number of workers that is chosen then."""
         from millstream.loader.processes.pool import Pool  # noqa: PLC0415  (lazy: slow to import)
+        from millstream.loader.workers.pools import WarmPools  # noqa: PLC0415
         from millstream.loader.workers.process_settings import ProcessSettings, check_places_agree  # noqa: PLC0415
-        from millstream.loader.workers.warm_pools import WarmPools  # noqa: PLC0415
 
         pipelines: dict[Hashable, Pipeline] = {self._name: self.pipeline}
         check_places_agree(pipelines.values())

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from millstream.loader.engine.joins import SharedWorkers
-    from millstream.loader.workers.warm_pools import WarmPools
+    from millstream.loader.workers.pools import WarmPools
 
 
 _UNCHANGEABLE = (int, float, str, tuple, range, np.ndarray, Mixing, NoneType)

@@ -29,8 +29,8 @@ from millstream.loader.transport.arena import INLINE_BYTES
 from millstream.loader.transport.payload import INLINE_PICKLE_BYTES, Failure, pack_failure, to_columns
 from millstream.loader.transport.pickling import ClassTable
 from millstream.loader.transport.pipeline_file import unpickle_pipelines
-from millstream.loader.workers.any_worker import AnyWorker
 from millstream.loader.workers.call_runner import CallResult, runner_of_epochs
+from millstream.loader.workers.pools import AnyWorker
 from millstream.loader.workers.process_settings import Trainer
 
 PRIVATE_BYTES = 1 << 26

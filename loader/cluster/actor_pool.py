@@ -28,7 +28,7 @@ from millstream.loader.pipeline.pipeline import Pipeline, Variant
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, buffer_budget, flight_budget
 from millstream.loader.threads.waiting import StallClock
 from millstream.loader.transport.pipeline_file import pickle_pipelines
-from millstream.loader.workers.any_worker import first_free
+from millstream.loader.workers.pools import first_free
 from millstream.loader.workers.process_settings import ProcessSettings, Trainer
 from millstream.loader.workers.worker_imports import code_digests
 

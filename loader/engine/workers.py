@@ -13,11 +13,11 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, final
 
 from millstream.core.signals import is_from_signal_handler
 from millstream.core.warn import log_warning
-from millstream.errors import WorkerStalledError
+from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.engine.substreams import Substream, Substreams
 from millstream.loader.measuring import Profiler
 from millstream.loader.pipeline.calls import Blocks, Call
@@ -27,13 +27,79 @@ from millstream.loader.scheduling.assignments import Assignments
 from millstream.loader.scheduling.schedule import Schedule
 from millstream.loader.threads import waiting
 from millstream.loader.threads.options import MultiprocessingOptions
+from millstream.loader.threads.shared_threads import Concurrency
 from millstream.loader.transport.payload import dump_request, unpack_failure, unpack_failures
-from millstream.loader.workers.any_worker import DeathsAtStart, ReadsInFlight, WorkerT
 from millstream.loader.workers.call_runner import CallResult
-from millstream.loader.workers.warm_pools import Pool, WarmPools, check_process, release
+from millstream.loader.workers.pools import Pool, WarmPools, WorkerT, check_process, release
 
 if TYPE_CHECKING:
     from millstream.loader.scheduling.status import ExecutorStatus
+
+
+IDLE_CALLS = 4
+"""After this many consecutive calls that mostly waited for storage, a worker gets several reads in flight."""
+
+IDLE_SHARE = 0.5
+"""A call mostly waits if its worker is idle for more than this share of its time, and for at least IDLE_SECONDS."""
+
+IDLE_SECONDS = 0.004
+"""A shorter wait is not worth another thread, and may be a wait for a core."""
+
+MAX_DEATHS_AT_START = 8
+"""Limit for consecutive deaths of new workers before a call, in addition to the number of workers."""
+
+
+@final
+class ReadsInFlight:
+    """Begins with one read, because several cost memory. Searches for the best number once reads wait."""
+
+    def __init__(self, limit: int) -> None:
+        self._concurrency = Concurrency(limit)
+        self._idle_calls = 0
+        self._waited = 0.0
+        self._num_completed = 0
+
+    @property
+    def number(self) -> int:
+        return self._concurrency.level if self._idle_calls >= IDLE_CALLS else 1
+
+    def record(self, num_blocks: int, seconds: float, idle_seconds: float) -> None:
+        """Records a call: its blocks, its duration, and the part of it in which the worker did not compute."""
+        self._num_completed += num_blocks
+        if self._idle_calls < IDLE_CALLS:
+            is_idle = idle_seconds > max(IDLE_SECONDS, IDLE_SHARE * seconds)
+            self._idle_calls = self._idle_calls + 1 if is_idle else 0
+
+    def waited(self, seconds: float) -> None:
+        self._waited += seconds
+
+    def delivered(self, now: float) -> None:
+        """Records that these outputs were delivered at time `now`, in seconds."""
+        if self._idle_calls >= IDLE_CALLS:
+            self._concurrency.delivered(now, self._waited, self._num_completed)
+        self._waited, self._num_completed = 0.0, 0
+
+
+@final
+class DeathsAtStart:
+    """The number of new workers that have died before their first call, since one has produced a result."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.count = 0
+        self._limit = MAX_DEATHS_AT_START + num_workers
+        self._last_number = -1
+
+    def record_life(self, number: int) -> None:
+        """Resets the count. The result of a worker older than the last dead one proves nothing."""
+        if number > self._last_number:
+            self.count = 0
+
+    def record_death(self, number: int, text: str) -> None:
+        """Counts a death of a worker that was not idle. Too many are a WorkerDiedError with this text."""
+        self.count += 1
+        self._last_number = number
+        if self.count >= self._limit:
+            raise WorkerDiedError(text)
 
 
 class Owner(Protocol):

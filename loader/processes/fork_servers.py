@@ -36,8 +36,7 @@ from millstream.loader.processes.process_control import kill_session, wait_slice
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import create_arena_file
 from millstream.loader.transport.importable_modules import LaunchContext, current_folder
-from millstream.loader.workers.any_worker import AnyWorker
-from millstream.loader.workers.warm_pools import Retirement, removed
+from millstream.loader.workers.pools import AnyWorker, Retirement, removed
 
 CLOSE_SECONDS = 2.0
 """Upper bound for stopping a pool. Workers get a quarter of it to exit, then the fork server kills them."""

@@ -67,7 +67,7 @@ from millstream.loader.transport.arena import ArenaView, create_arena_file
 from millstream.loader.transport.importable_modules import LaunchContext
 from millstream.loader.transport.pickling import ClassTable
 from millstream.loader.transport.pipeline_file import pack_pipelines, write_chunks
-from millstream.loader.workers.any_worker import AnyWorker, first_free
+from millstream.loader.workers.pools import AnyWorker, first_free
 from millstream.loader.workers.process_settings import ProcessSettings, Trainer, variables_of
 from millstream.loader.workers.worker_imports import changed, code_digests
 from millstream.sources.shared_units import SharedFolder

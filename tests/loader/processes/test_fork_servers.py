@@ -21,7 +21,7 @@ from millstream.loader.processes.fork_servers import FORK_SERVERS, ForkServers, 
 from millstream.loader.processes.pool import Pool
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.importable_modules import launch_context
-from millstream.loader.workers import warm_pools
+from millstream.loader.workers import pools
 from support.faults import user_faults
 from support.faults.interrupted import before_instructions, interrupt_at
 from support.faults.memory_limits import limited
@@ -163,7 +163,7 @@ print(FORK_SERVERS.idle[0].process.pid)
         assert (done.returncode, done.stderr) == (0, "")
         assert has_ended(int(done.stdout), iter([]))
         return
-    monkeypatch.setattr(warm_pools, "IDLE_SECONDS", 0.5 if end == "time" else WAIT_SECONDS)
+    monkeypatch.setattr(pools, "IDLE_SECONDS", 0.5 if end == "time" else WAIT_SECONDS)
     loader = loader_of()
     (server,) = FORK_SERVERS.idle
     if end == "time" and server.retirement is not None:

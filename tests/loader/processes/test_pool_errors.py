@@ -13,7 +13,7 @@ import pytest
 
 import millstream
 from millstream.errors import WorkerDiedError, WorkerError
-from millstream.loader.workers.any_worker import MAX_DEATHS_AT_START
+from millstream.loader.engine.workers import MAX_DEATHS_AT_START
 from support.faults import user_faults
 from support.faults.user_faults import At, Raise
 from support.processes.worker_pools import BAD, BATCH, EXPECTED, SIZE, STEP, at_most, loader_of, pids_of

@@ -25,8 +25,8 @@ from millstream.loader.processes import fork_server, pool
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.process_report import create_crash_log
 from millstream.loader.transport.pipeline_file import write_chunks
-from millstream.loader.workers import any_worker, warm_pools
-from millstream.loader.workers.any_worker import AnyWorker
+from millstream.loader.workers import pools
+from millstream.loader.workers.pools import AnyWorker
 from support.faults import user_faults
 from support.faults.interrupted import interrupt_at
 from support.faults.user_faults import WAIT_SECONDS, At, Pipe, Raise, ReportThen
@@ -129,7 +129,7 @@ def test_a_loop_that_is_left_leaves_its_workers_warm() -> None:
 
 def test_idle_workers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that no iterator has used for a while end, and so do their arenas; new ones start silently."""
-    monkeypatch.setattr(warm_pools, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(pools, "IDLE_SECONDS", 0.05)
     loader = loader_of()
     for _ in range(2):
         iterator = iter(loader)
@@ -429,7 +429,7 @@ def test_a_read_that_outlasts_its_worker_writes_to_no_file_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reads in advance wake their worker through a pipe, whose number no other file gets while they run."""
-    monkeypatch.setattr(any_worker, "IDLE_CALLS", 0)
+    monkeypatch.setattr("millstream.loader.engine.workers.IDLE_CALLS", 0)
     with Pipe(tmp_path / "there") as there:
         sampler = millstream.SequentialSampler(1000)
         iterator = iter(loader_of(data_source=Unfinished(tmp_path), sampler=sampler, worker_count=1))

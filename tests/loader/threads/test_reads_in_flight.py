@@ -13,7 +13,6 @@ import pytest
 
 import millstream
 from millstream.loader.engine.policy import CALL_SECONDS
-from millstream.loader.workers import any_worker
 from millstream.loader.workers.call_runner import _idle_seconds
 from millstream.transforms import Batch, Filter, FirstFitPack, FlatMap, Map, Transformation
 from support.clocks.owned_clock import Spend
@@ -187,7 +186,7 @@ class Priced:
 @pytest.mark.usefixtures("owned_clock")
 def test_reads_in_advance_count_for_the_size_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls whose records another thread reads stay as short as if they read themselves."""
-    monkeypatch.setattr(any_worker, "IDLE_CALLS", 0)
+    monkeypatch.setattr("millstream.loader.engine.workers.IDLE_CALLS", 0)
     sampler, reading = millstream.SequentialSampler(1_000_000), millstream.ReadOptions(num_threads=NUM_THREADS)
     loader = millstream.DataLoader(
         data_source=Priced(Spend(CALL_SECONDS / 5)), sampler=sampler, worker_count=1, read_options=reading

@@ -1,4 +1,4 @@
-"""The idle pools of a loader, so that its next iterator starts without delay.
+"""Workers and their pools, wherever they run, and the idle pools of a loader: its next iterator starts without delay.
 
 Guarantees:
     * The workers of an iterator have the settings that the process had when it began (see `process_settings`).
@@ -11,19 +11,60 @@ Guarantees:
 """
 
 import contextlib
+import itertools
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
 
+from millstream.loader.threads.waiting import StallClock
 from millstream.loader.transport.pickling import ClassTable
-from millstream.loader.workers.any_worker import WorkerT
 from millstream.loader.workers.process_settings import ProcessSettings
 from millstream.loader.workers.worker_imports import code_digests
 
 IDLE_SECONDS = 60.0
 """The time that idle workers are kept."""
+
+
+class AnyWorker:
+    """The consumer's side of a worker, wherever it runs.
+
+    Attributes:
+        number: unique in the pool. Replacements get new ones.
+        pid: the process ID; None until it is known.
+        calls: the numbers of the unanswered calls, in the order sent.
+        clock: the wait since the worker began its first unanswered call, or since its last sign of life.
+    """
+
+    def __init__(self, number: int, stall_timeout: float) -> None:
+        self.number = number
+        self.pid: int | None = None
+        self.calls: list[int] = []
+        self.clock = StallClock(stall_timeout)
+
+    @property
+    def accepts_calls(self) -> bool:
+        """True if the worker may get calls, up to its limit. By default, they wait until it is ready."""
+        return True
+
+    def record_call(self, call: int) -> None:
+        if not self.calls:
+            self.clock.restart()
+        self.calls.append(call)
+
+    def record_result(self, call: int) -> None:
+        self.calls.remove(call)
+        self.clock.restart()
+
+
+def first_free(taken: Iterable[int]) -> int:
+    """Returns the smallest index that no other worker has."""
+    indices = set(taken)
+    return next(index for index in itertools.count() if index not in indices)
+
+
+WorkerT = TypeVar("WorkerT", bound=AnyWorker)
 
 
 class Pool(Protocol[WorkerT]):
