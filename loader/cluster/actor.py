@@ -26,7 +26,7 @@ from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.threads.options import affordable_threads
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.transport.arena import INLINE_BYTES
-from millstream.loader.transport.payload import INLINE_PICKLE_BYTES, Failure, pack_failure, to_columns
+from millstream.loader.transport.payload import INLINE_PICKLE_BYTES, Failure, as_columns, pack_failure
 from millstream.loader.transport.pickling import ClassTable
 from millstream.loader.transport.pipeline_file import unpickle_pipelines
 from millstream.loader.workers.call_runner import CallResult, runner_of_epochs
@@ -111,8 +111,7 @@ class PipelineActor:
             return raw.nbytes < INLINE_BYTES
 
         allocate = self._memory.allocate
-        columns = to_columns(list(run.values), allocate), run.origins.to_bytes()
-        body = self._classes.dumps(columns, take_out, allocate)
+        body = self._classes.dumps(as_columns(run, allocate), take_out, allocate)
         return (pickle.PickleBuffer(body) if len(body) > INLINE_PICKLE_BYTES else body), buffers
 
 

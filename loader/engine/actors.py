@@ -19,10 +19,10 @@ from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.engine.workers import Owner, Workers
 from millstream.loader.measuring import HAND_OVER
 from millstream.loader.pipeline.calls import Blocks, Call
-from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.schedule import Schedule
-from millstream.loader.transport.payload import copied, to_elements, unpack_failure
+from millstream.loader.transport.payload import copied, from_columns, unpack_failure
 from millstream.loader.transport.pickling import ClassTable
 
 GUILT_OF_LOST = 0.25
@@ -157,6 +157,4 @@ def unpack(packed: Packed, classes: ClassTable) -> Elements:
         Exception: a class of the user raises when unpickled.
     """
     body, buffers = packed
-    columns, origins = classes.loads(body, [copied(np.frombuffer(buffer, np.uint8)) for buffer in buffers])
-    values = to_elements(columns)
-    return Elements(values, Origins.from_bytes(origins, len(values)))
+    return from_columns(*classes.loads(body, [copied(np.frombuffer(buffer, np.uint8)) for buffer in buffers]))

@@ -10,7 +10,6 @@ from millstream.loader.engine.substreams import Substream
 from millstream.loader.engine.workers import Owner, Workers
 from millstream.loader.measuring import HAND_OVER
 from millstream.loader.pipeline.calls import Blocks, Call
-from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.processes.channel import Exited, PipelineFailed, Result, Task
 from millstream.loader.processes.pool import Event, Pool, Worker
@@ -135,9 +134,7 @@ class Processes(Workers[Worker]):
         if made.stages and substream.profiler is not None:
             substream.profiler.called(worker.pid, made.begun, made.seconds, blocks, made.stages)
         self.reads.record(call.num_blocks, made.seconds, made.idle_seconds)
-        self._complete(
-            result.call, call, made, lambda: Elements(*self._unpack(made.packed, worker.arena, self._pool.classes))
-        )
+        self._complete(result.call, call, made, lambda: self._unpack(made.packed, worker.arena, self._pool.classes))
 
     def _take_death(self, worker: Worker, exited: Exited | None) -> None:
         """Sends the calls of a dead worker again, except for the one that killed it if this is not the first time.

@@ -155,20 +155,18 @@ class _Packer:
 
 def pack(run: Elements, allocator: Allocator, classes: ClassTable) -> Payload:
     """Serializes a run for the parent. Errors in it must have been replaced by their `Failure`."""
-    return _Packer(allocator, classes).pack((to_columns(list(run.values), allocator.allocate), run.origins.to_bytes()))
+    return _Packer(allocator, classes).pack(as_columns(run, allocator.allocate))
 
 
-def unpack(payload: Payload, arena: ArenaView, classes: ClassTable) -> tuple[list[Any], Origins]:
-    """Returns the values and origins of a run. Large arrays are views of the arena, small ones may be copies."""
+def unpack(payload: Payload, arena: ArenaView, classes: ClassTable) -> Elements:
+    """Returns the run that was packed. Large arrays are views of the arena, small ones may be copies."""
     body, spans, chunks = payload
     leases = [arena.lease(offset, used) for offset, used in chunks]
     pickled = body if isinstance(body, bytes) else _bytes_at(body, leases)
     copies = sum(num_bytes for _, _, num_bytes in spans if num_bytes < LARGE_LEAF_BYTES) <= COPIED_BYTES
     buffers = [_bytes_at(span, leases) for span in spans]
     buffers = [copied(buffer) if copies and len(buffer) < LARGE_LEAF_BYTES else buffer for buffer in buffers]
-    columns, origins = classes.loads(pickled, buffers)
-    values = to_elements(columns)
-    return values, Origins.from_bytes(origins, len(values))
+    return from_columns(*classes.loads(pickled, buffers))
 
 
 def release(payload: Payload, arena: ArenaView) -> None:
@@ -329,6 +327,17 @@ class Ragged(NamedTuple):
 
 
 Columns: TypeAlias = Even | Ragged | Fields | list[Any]
+
+
+def as_columns(run: Elements, allocate: Allocate) -> tuple[Columns, bytes]:
+    """Returns the values and the origins of a run as they are pickled."""
+    return to_columns(list(run.values), allocate), run.origins.to_bytes()
+
+
+def from_columns(columns: Columns, origins: bytes) -> Elements:
+    """Inverts `as_columns`."""
+    values = to_elements(columns)
+    return Elements(values, Origins.from_bytes(origins, len(values)))
 
 
 def to_columns(elements: list[Any], allocate: Allocate, depth: int = MAX_DEPTH) -> Columns:

@@ -135,7 +135,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
     def sent(self, arrays: list[Filled]) -> list[Filled]:
         payload = pack(run_of([array for array, _ in arrays]), self.allocator, NO_CLASSES)
-        values, _ = unpack(payload, self.view, NO_CLASSES)
+        values = unpack(payload, self.view, NO_CLASSES).values
         return list(zip(values, [value for _, value in arrays], strict=True))
 
     def teardown(self) -> None:
@@ -164,7 +164,7 @@ def through(allocator: Allocator, view: ArenaView, size: int, value: int = 1) ->
     del run
     for offset in view.take_released():
         allocator.take_back(offset)
-    (array,), _ = unpack(payload, view, NO_CLASSES)
+    (array,) = unpack(payload, view, NO_CLASSES).values
     assert isinstance(array, np.ndarray)
     return array
 

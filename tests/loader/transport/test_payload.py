@@ -44,7 +44,8 @@ def test_elements_cross_unchanged(messages: list[list[Any]], room: int) -> None:
         payloads = [pack(run_of(values), allocator, NO_CLASSES) for values in messages]
         received = [unpack(payload, view, NO_CLASSES) for payload in payloads]
 
-    for values, payload, (arrived, origins) in zip(messages, payloads, received, strict=True):
+    for values, payload, run in zip(messages, payloads, received, strict=True):
+        arrived, origins = run.values, run.origins
         assert [comparable(value) for value in arrived] == [comparable(value) for value in values]
         assert comparable(origins.table) == comparable(run_of(values).origins.table)
         for array, original in zip(arrays_in(arrived), arrays_in(values), strict=True) if payload[2] else []:
@@ -60,7 +61,7 @@ def test_small_arrays_beside_large_ones_are_copies(count: int) -> None:
         labels = [allocator.allocate((1000,), np.dtype(np.int64)) for _ in range(count)]
         images = allocator.allocate((300, 300), np.dtype(np.float32))
         payload = pack(run_of([{"label": label, "image": images} for label in labels]), allocator, NO_CLASSES)
-        values, _ = unpack(payload, view, NO_CLASSES)
+        values = unpack(payload, view, NO_CLASSES).values
         kept = [value["label"] for value in values]
         del labels, images, values
         for offset in view.take_released():
@@ -82,7 +83,7 @@ def test_arrays_of_the_arena_are_not_copied() -> None:
         ]
         for batch in batches:
             batch[...] = 7
-        ((one, two), _) = unpack(pack(run_of([*batches]), allocator, NO_CLASSES), view, NO_CLASSES)
+        one, two = unpack(pack(run_of([*batches]), allocator, NO_CLASSES), view, NO_CLASSES).values
         batches[0][3, 5] = -1
         two[2, 1] = -2
 
@@ -95,7 +96,7 @@ def test_long_pickles_travel_in_the_arena() -> None:
     with arena_pair() as (allocator, view):
         payload = pack(run_of([f"text {number}" for number in range(20_000)]), allocator, NO_CLASSES)
         assert isinstance(payload[0], tuple)
-        values, _ = unpack(payload, view, NO_CLASSES)
+        values = unpack(payload, view, NO_CLASSES).values
 
     assert values[19_999] == "text 19999"
 
@@ -105,7 +106,7 @@ def test_elements_without_bytes_cross(dtype: np.dtype[Any]) -> None:
     """An array without bytes is still an array: of a structured dtype without fields, for instance."""
     with arena_pair() as (allocator, view):
         payload = pack(run_of([np.zeros((2, 3), dtype)]), allocator, NO_CLASSES)
-        ((arrived,), _) = unpack(payload, view, NO_CLASSES)
+        (arrived,) = unpack(payload, view, NO_CLASSES).values
 
     assert (arrived.shape, arrived.dtype) == ((2, 3), dtype)
 
