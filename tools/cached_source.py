@@ -2,12 +2,12 @@
 
 The store is LMDB, a B-tree in a file that any number of processes map into memory. A folder of the user contains
 
-    DIGEST/data.mdb, lock.mdb    the store of one source, by the digest of its fingerprint
-    DIGEST/users                 a lock file: shared by the processes that use the store
+    DIGEST-2/data.mdb, lock.mdb  the store of one source, by the digest of its fingerprint and the version of the layout
+    DIGEST-2/users               a lock file: shared by the processes that use the store
     lock                         the lock of those that open or evict a store
 
-Records that were computed together are one value, because LMDB would fill up a page for each. An index has their
-positions.
+Many small records are one value, because LMDB would fill up a page for each. An entry of the index has
+the positions of ROWS records with consecutive keys, and the structures of records are stored once (`record_layouts`).
 
 Guarantees:
     - A stored record is the one that the source returns: a changed operation, file or parameter is another store, and
@@ -30,7 +30,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, SupportsIndex, final
+from typing import Any, NamedTuple, SupportsIndex, final
 
 from millstream.core.checks import as_integer, named_arguments
 from millstream.core.closing import Closing
@@ -46,10 +46,28 @@ from millstream.sources.base import (
 )
 from millstream.sources.files.private_files import make_private_folder, open_private
 from millstream.sources.source_checks import batched_read_of, check_source, opened, reads_one_by_one
+from millstream.tools.record_layouts import Layout, codec_of, layout_of
 from millstream.tools.underlying_sources import check_end, digest_of_source
 
-_POSITION = struct.Struct("<QQQ")
-"""An entry of the index: the number of the value, and the offset and length of the record in it."""
+ROWS = 64
+"""The number of records in an entry of the index."""
+
+_POSITION = struct.Struct("<II")
+"""A row of an entry: the number of the value, from 1, and the offset of the record in it; zeros without. Records know
+where they end."""
+
+_NO_ROWS = bytes(ROWS * _POSITION.size)
+
+_LAYOUT = struct.Struct("<H")
+"""The number of the layout of a record, before its content; 0 for a pickle."""
+
+_VALUE_BYTES = 1 << 17
+"""The largest value with several records. LMDB fills up the last page of each, and reads a byte of each page of it."""
+
+_MAX_LAYOUTS = 1000
+"""The limit of the layouts of one store. Records with others are pickled."""
+
+_VERSION = "-2"
 
 _KEY = struct.Struct("<Q")
 
@@ -120,7 +138,7 @@ class CachedDataSource(RenderedSource, Closing):
         self.source, _ = fixed_source(source)
         self._folder = os.path.abspath(os.path.expanduser(os.fsdecode(path)))  # noqa: PTH100, PTH111
         self._max_bytes = None if max_bytes is None else as_integer(max_bytes, "max_bytes", minimum=1 << 20)
-        self._digest = digest_of_source(source)
+        self._digest = digest_of_source(source) + _VERSION
         self._store: _Store | None = None
         make_private_folder(self._folder)
         self._compare()
@@ -200,8 +218,8 @@ class CachedDataSource(RenderedSource, Closing):
         keys = store.some_keys(_COMPARED_RECORDS)
         if not keys:
             return
-        stored = [store.encoded(key) for key in keys]
-        if stored != [_encoded(key, record) for key, record in zip(keys, self._compute(keys), strict=True)]:
+        computed = [_encoded(key, record) for key, record in zip(keys, self._compute(keys), strict=True)]
+        if not all(map(store.holds, keys, computed)):
             log_warning(
                 f"the records in the cache {self._folder!r} are not those of {described(self.source)}: a file or an "
                 "object that an operation uses has changed. The cache begins again."
@@ -216,11 +234,29 @@ class _Missing:
 _MISSING: Any = _Missing()
 
 
-def _encoded(key: int, record: Any) -> bytes:
+class _Encoded(NamedTuple):
+    """A record as it is stored: its layout, None for a pickle, and its content."""
+
+    layout: Layout | None
+    content: bytes
+
+    def decode(self) -> Any:
+        return _decoded(self.layout, memoryview(self.content))
+
+
+def _encoded(key: int, record: Any) -> _Encoded:
+    if (layout := layout_of(record)) is not None:
+        return _Encoded(layout, codec_of(layout).encode(record))
     try:
-        return pickle.dumps(record, 5)
+        return _Encoded(None, pickle.dumps(record, 5))
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise TypeError(f"Cannot cache record {key}: it cannot be pickled: {error}.") from error
+
+
+def _decoded(layout: Layout | None, content: memoryview) -> Any:
+    if layout is not None:
+        return codec_of(layout).decode(content)
+    return pickle.loads(content)  # noqa: S301  (of a folder of this user only, or encoded by this process)
 
 
 @final
@@ -235,8 +271,9 @@ class _Store:
         self._error: type[Exception] = lmdb.Error
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
-        self._waiting: dict[int, bytes] = {}
-        self._written: dict[int, bytes] = {}
+        self._waiting: dict[int, _Encoded] = {}
+        self._written: dict[int, _Encoded] = {}
+        self._layouts: list[Layout | None] = [None]
         self._waiting_bytes = 0
         self._waiting_since = 0.0
         self._is_full = False
@@ -245,11 +282,12 @@ class _Store:
             return
         try:
             self._env = lmdb.open(
-                folder, map_size=max_bytes, max_dbs=2, max_readers=_MAX_READERS, metasync=False, readahead=False
+                folder, map_size=max_bytes, max_dbs=3, max_readers=_MAX_READERS, metasync=False, readahead=False
             )
             self._env.reader_check()  # Frees the entries of processes that were killed.
             self._index = self._env.open_db(b"index", integerkey=True)
             self._values = self._env.open_db(b"values", integerkey=True)
+            self._layouts_by_number = self._env.open_db(b"layouts", integerkey=True)
         except (self._error, OSError) as error:
             self._stop(error)
 
@@ -263,16 +301,45 @@ class _Store:
         try:
             with self._env.begin(buffers=True) as transaction:
                 index, values = transaction.cursor(self._index), transaction.cursor(self._values)
-                return [_record(index, values, memory, key) for key in keys]
+                return [self._record(transaction, index, values, memory, key) for key in keys]
         except self._error as error:
             self._stop(error)
             return [_MISSING] * len(keys)
 
-    def encoded(self, key: int) -> bytes:
-        with self._env.begin() as transaction:
-            number, offset, length = _POSITION.unpack(transaction.get(_KEY.pack(key), db=self._index))
-            value: bytes = transaction.get(_KEY.pack(number), db=self._values)
-            return value[offset : offset + length]
+    def _record(
+        self, transaction: Any, index: Any, values: Any, memory: Sequence[Mapping[int, _Encoded]], key: int
+    ) -> Any:
+        """Returns a record from the store, given cursors, or from what is in memory, or `_MISSING`."""
+        if (stored := self._stored(transaction, index, values, key)) is not None:
+            return _decoded(*stored)
+        found = next((records[key] for records in memory if key in records), None)
+        return _MISSING if found is None else found.decode()
+
+    def _stored(self, transaction: Any, index: Any, values: Any, key: int) -> tuple[Layout | None, memoryview] | None:
+        """Returns the layout of a record, and its content with what follows it; None if it is not stored."""
+        entry, row = divmod(key, ROWS)
+        if not index.set_key(_KEY.pack(entry)):
+            return None
+        number, offset = _POSITION.unpack_from(index.value(), row * _POSITION.size)
+        if not number or not values.set_key(_KEY.pack(number)):
+            return None
+        content = values.value()[offset:]
+        (layout,) = _LAYOUT.unpack_from(content)
+        if layout >= len(self._layouts):
+            self._layouts = self._stored_layouts(transaction)
+        return self._layouts[layout], content[_LAYOUT.size :]
+
+    def holds(self, key: int, record: _Encoded) -> bool:
+        """Returns True if the record of a key is stored, and is this one."""
+        with self._env.begin(buffers=True) as transaction:
+            stored = self._stored(transaction, transaction.cursor(self._index), transaction.cursor(self._values), key)
+            # An encoded record has its end in it: it is no other one's beginning.
+            return stored is not None and stored[0] == record.layout and stored[1][: len(record.content)] == record[1]
+
+    def _stored_layouts(self, transaction: Any) -> list[Layout | None]:
+        """Returns all layouts by their numbers, which never change: other processes have added some."""
+        with transaction.cursor(self._layouts_by_number) as cursor:
+            return [None, *(pickle.loads(layout) for _, layout in cursor)]  # noqa: S301  (as above)
 
     def some_keys(self, count: int) -> list[int]:
         """Returns up to `count` keys of stored records, spread over them."""
@@ -284,7 +351,9 @@ class _Store:
                 (last,) = _KEY.unpack(cursor.key())
                 for number in range(count):
                     if cursor.set_range(_KEY.pack(last * number // max(1, count - 1))):
-                        found += _KEY.unpack(cursor.key())
+                        (entry,) = _KEY.unpack(cursor.key())
+                        rows = [row for row, position in enumerate(_rows_of(cursor.value())) if position[0]]
+                        found.append(entry * ROWS + rows[number % len(rows)])
         return sorted(set(found))
 
     def put(self, keys: Sequence[int], records: Sequence[Any]) -> None:
@@ -295,7 +364,7 @@ class _Store:
         with self._lock:
             self._waiting_since = self._waiting_since if self._waiting else time.monotonic()
             self._waiting.update(encoded)
-            self._waiting_bytes += sum(map(len, encoded.values()))
+            self._waiting_bytes += sum(len(record.content) for record in encoded.values())
         self._write_if_due()
 
     def _write_if_due(self) -> None:
@@ -321,21 +390,42 @@ class _Store:
                     )
             self._written = {}
 
-    def _write(self, records: Mapping[int, bytes]) -> None:
-        encoded = {_KEY.pack(key): record for key, record in records.items()}
+    def _write(self, records: Mapping[int, _Encoded]) -> None:
+        entries: dict[int, list[int]] = {}
+        for key in records:
+            entries.setdefault(key // ROWS, []).append(key)
         with self._env.begin(write=True) as transaction:
-            new = {key: record for key, record in encoded.items() if transaction.get(key, db=self._index) is None}
-            if not new:
-                return
             with transaction.cursor(self._values) as cursor:
-                number = _KEY.unpack(cursor.key())[0] + 1 if cursor.last() else 0
-            transaction.put(_KEY.pack(number), b"".join(new.values()), db=self._values, append=True)
-            offset = 0
-            for key, record in new.items():
-                transaction.put(key, _POSITION.pack(number, offset, len(record)), db=self._index)
-                offset += len(record)
+                value = _Value(_KEY.unpack(cursor.key())[0] + 1 if cursor.last() else 1)
+            layouts = self._stored_layouts(transaction)
+            numbers = {layout: number for number, layout in enumerate(layouts)}
+            for entry, keys in entries.items():
+                name = _KEY.pack(entry)
+                rows = bytearray(transaction.get(name, default=_NO_ROWS, db=self._index))
+                for key in keys:
+                    start = key % ROWS * _POSITION.size
+                    if _POSITION.unpack_from(rows, start)[0]:
+                        continue
+                    layout, content = records[key]
+                    if layout not in numbers and len(numbers) > _MAX_LAYOUTS:
+                        layout, content = None, pickle.dumps(records[key].decode(), 5)
+                    if value.num_bytes and value.num_bytes + len(content) > _VALUE_BYTES:
+                        value = self._put(value, transaction)
+                    _POSITION.pack_into(rows, start, value.number, value.num_bytes)
+                    value.add(_LAYOUT.pack(numbers.setdefault(layout, len(numbers))), content)
+                transaction.put(name, rows, db=self._index)
+            if value.num_bytes:
+                self._put(value, transaction)
+            for layout, number in [*numbers.items()][len(layouts) :]:
+                transaction.put(_KEY.pack(number), pickle.dumps(layout, 5), db=self._layouts_by_number)
+
+    def _put(self, value: "_Value", transaction: Any) -> "_Value":
+        """Writes a value, and returns the next one."""
+        transaction.put(_KEY.pack(value.number), b"".join(value.chunks), db=self._values, append=True)
+        return _Value(value.number + 1)
 
     def clear(self) -> None:
+        """Removes the records. The layouts stay, because other processes know them by their numbers."""
         with self._env.begin(write=True) as transaction:
             for database in (self._index, self._values):
                 transaction.drop(database, delete=False)
@@ -356,14 +446,22 @@ class _Store:
         )
 
 
-def _record(index: Any, values: Any, memory: Sequence[Mapping[int, bytes]], key: int) -> Any:
-    """Returns a record from the store, given cursors, or from what is in memory, or `_MISSING`."""
-    if index.set_key(_KEY.pack(key)):
-        number, offset, length = _POSITION.unpack(index.value())
-        if values.set_key(_KEY.pack(number)):
-            return pickle.loads(values.value()[offset : offset + length])  # noqa: S301  (of a folder of this user only)
-    encoded = next((records[key] for records in memory if key in records), None)
-    return _MISSING if encoded is None else pickle.loads(encoded)  # noqa: S301  (encoded by this process)
+@final
+class _Value:
+    """Records that are written together."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.chunks: list[bytes] = []
+        self.num_bytes = 0
+
+    def add(self, *chunks: bytes) -> None:
+        self.chunks += chunks
+        self.num_bytes += sum(map(len, chunks))
+
+
+def _rows_of(entry: bytes) -> list[tuple[int, ...]]:
+    return list(_POSITION.iter_unpack(entry))
 
 
 _stores: dict[str, tuple[_Store, int]] = {}

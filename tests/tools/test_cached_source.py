@@ -11,11 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 import millstream
 from millstream.tools import cached_source
+from millstream.tools.record_layouts import codec_of, layout_of
 from millstream.tools.underlying_sources import underlying_sources
+from support.draw.elements_of_all_kinds import arrays_in, elements
 from support.files.record_files import every_record
+from support.streams import comparable
 
 pytest.importorskip("lmdb")
 
@@ -55,6 +59,21 @@ def is_right(records: Any, factor: int = 1) -> bool:
         and record["x"].shape == (int(record["name"][7:]) % 7, 50)
         for record in records
     )
+
+
+def tokens(number: int) -> Any:
+    """Returns a document."""
+    return np.arange(50 + number % 250, dtype=np.int32)
+
+
+def labelled(number: int) -> Any:
+    """Returns a few numbers and a label."""
+    return {"x": np.full(16, number, np.int32), "label": number}
+
+
+def list_of_numbers(number: int) -> Any:
+    """Returns a structure of several small arrays."""
+    return [np.full(5, number), (np.float32(number), np.full((2, 3), number, np.int16)), np.full(9, number)]
 
 
 def stored_bytes(folder: Path) -> int:
@@ -275,3 +294,41 @@ def test_what_cannot_be_stored_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(PermissionError):
         millstream.CachedDataSource([1], tmp_path / "open")
+
+
+@given(record=elements)
+@settings(max_examples=100)
+def test_a_layout_has_all_that_a_record_is(record: Any) -> None:
+    """A record of any structure that has a layout comes back the same, to the last byte, and can be changed."""
+    if (layout := layout_of(record)) is None:
+        return
+    content = codec_of(layout).encode(record)
+    decoded = codec_of(layout).decode(memoryview(content + b"and what follows"))
+    assert comparable(decoded) == comparable(record)
+    assert codec_of(layout).encode(decoded) == content
+    assert all(array.flags.writeable for array in arrays_in(decoded))
+
+
+@pytest.mark.parametrize("make", [tokens, labelled, list_of_numbers], ids=lambda make: make.__name__)
+def test_the_cache_of_small_records_is_hardly_larger_than_they_are(tmp_path: Path, make: Any) -> None:
+    """The files have at most 1.5 times the bytes of the records, stored in any order."""
+    source = millstream.MapDataset.source(range(20_000)).map(make)
+    with millstream.CachedDataSource(source, tmp_path) as cached:
+        for keys in np.random.default_rng(0).permutation(20_000).reshape(-1, 100):
+            cached.__getitems__(keys)
+        cached._opened().write()
+        assert comparable(cached[77]) == comparable(make(77))
+    num_bytes = sum(sum(array.nbytes for array in arrays_in(make(number))) + 8 for number in range(20_000))
+    assert sum(512 * path.stat().st_blocks for path in tmp_path.rglob("data.mdb")) <= 1.5 * num_bytes
+
+
+def test_records_of_many_structures_are_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store has a limited number of layouts, and each process finds those that others have added."""
+    monkeypatch.setattr(cached_source, "_MAX_LAYOUTS", 2)
+    source = millstream.MapDataset.source(range(6)).map(lambda number: {f"field {number}": np.arange(number)})
+    with millstream.CachedDataSource(source, tmp_path) as cached:
+        expected = [comparable(record) for record in every_record(cached)]
+        cached._opened().write()
+        assert len(cached._opened()._layouts) == 1
+        assert [comparable(record) for record in every_record(cached)] == expected
+        assert len(cached._opened()._layouts) == 3
