@@ -255,8 +255,8 @@ Streams = Sequence[tuple[str, LoaderSnapshot]]
 def joined(outermost: LoaderSnapshot, below: Streams, replaced: LoaderSnapshot | None = None) -> LoaderSnapshot:
     """Returns the snapshot of an iterator with the stages below it. Stages with equal labels are sums.
 
-    Streams without workers of their own run in those of `own`, if it has some. `replaced` has the sums of the streams
-    that others have replaced.
+    Streams without workers of their own run in those of `outermost`, if it has some. `replaced` has the sums of the
+    streams that others have replaced.
     """
     earlier: Streams = [] if replaced is None else [("", replaced)]
     streams = [*earlier, *below]

@@ -1,1 +1,1 @@
-"""The common base of all workers: dispatching calls, running them, and keeping idle workers."""
+"""The common base of workers, wherever they run: calls, the settings of the program, and idle pools."""
