@@ -59,13 +59,13 @@ class DebugChecks:
             return function
 
         @functools.wraps(function)
-        def call(given: Any, *others: Any) -> Any:
-            again, before = _copied(given), _global_randomness()
-            result = function(given, *others)
+        def call(elements: Any, *arguments: Any) -> Any:
+            again, before = _copied(elements), _global_randomness()
+            result = function(elements, *arguments)
             if isinstance(result, Elements) and result.error is None:
                 draws = self._check_randomness(label, before)
                 if again is not None and not draws:
-                    self._check_purity(label, result, self._run_again(label, function, again, *others))
+                    self._check_purity(label, result, self._run_again(label, function, again, *arguments))
                 self._check_elements(label, result)
                 if label == READ:
                     # A record that is another one each time says nothing about operations.
@@ -93,18 +93,19 @@ class DebugChecks:
             )
         return bool(changed)
 
-    def _run_again(self, label: str, function: Callable[..., Any], given: Any, *others: Any) -> Elements:
+    def _run_again(self, label: str, function: Callable[..., Any], elements: Any, *arguments: Any) -> Elements:
         """Runs a step on copies: on the first element alone, if the step might return the same memory for the next."""
         result: Elements
-        if label not in self._producers or len(given.values) < 2:
-            result = function(given, *others)
+        if label not in self._producers or len(elements.values) < 2:
+            result = function(elements, *arguments)
             return result
-        first = function(Elements(given.values[:1], given.origins.take(slice(1))), *others)
+        first = function(Elements(elements.values[:1], elements.origins.take(slice(1))), *arguments)
         if first.error is not None or (before := _copied(first)) is None:
-            result = function(given, *others)
+            result = function(elements, *arguments)
             return result
         remainder = function(
-            Elements(given.values[1:], given.origins.take(slice(1, None)), given.error, given.at), *others
+            Elements(elements.values[1:], elements.origins.take(slice(1, None)), elements.error, elements.at),
+            *arguments,
         )
         pairs = zip(before.values, first.values, strict=True)
         if any(difference(one, other) is not None for one, other in pairs):
@@ -117,10 +118,16 @@ class DebugChecks:
         return Elements.concatenate([first, remainder])
 
     def _check_purity(self, label: str, first: Elements, second: Elements) -> None:
-        values, others = list(first.values), list(second.values)
+        values, repeated = list(first.values), list(second.values)
         row, changed = next(
-            ((row, text) for row, pair in enumerate(zip(values, others, strict=False)) if (text := difference(*pair))),
-            (min(len(values), len(others)), "another number of elements") if len(values) != len(others) else (0, None),
+            (
+                (row, text)
+                for row, pair in enumerate(zip(values, repeated, strict=False))
+                if (text := difference(*pair))
+            ),
+            (min(len(values), len(repeated)), "another number of elements")
+            if len(values) != len(repeated)
+            else (0, None),
         )
         if changed is None:
             return
@@ -340,12 +347,12 @@ def _producer_labels(pipeline: Pipeline) -> Iterator[str]:
             yield label
 
 
-def _copied(given: Any) -> Any:
+def _copied(elements: Any) -> Any:
     """Returns a copy of the input of a step; None if it cannot be copied."""
-    if isinstance(given, Origins):
-        return given
+    if isinstance(elements, Origins):
+        return elements
     with contextlib.suppress(Exception):
-        return Elements(copy.deepcopy(given.values), given.origins, given.error, given.at)
+        return Elements(copy.deepcopy(elements.values), elements.origins, elements.error, elements.at)
     return None
 
 

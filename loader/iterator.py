@@ -161,7 +161,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         """
         stream, pipeline = self._stream, self._plan.pipeline
         if pipeline.shard.shard_count == 1 and not is_same_shard:
-            return {}, {} if (end := pipeline.own_end) is None else {"end of the stream": end}
+            return {}, {} if (end := pipeline.end_alone) is None else {"end of the stream": end}
         found = stream.fingerprint
         numbers = {
             "shard_count": stream.shard_count,

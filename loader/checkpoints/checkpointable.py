@@ -39,10 +39,10 @@ class Checkpointable:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuses `copy`, `deepcopy` and `pickle`, because two copies would share what is prefetched."""
-        made_of = "loader" if self.states_are_bytes else "dataset"
+        iterable = "loader" if self.states_are_bytes else "dataset"
         raise TypeError(
             f"A {type(self).__name__} cannot be copied or pickled: its threads and processes work for one consumer. "
-            f"For another iterator at the same position: other = iter({made_of}); "
+            f"For another iterator at the same position: other = iter({iterable}); "
             "other.set_state(iterator.get_state())."
         )
 

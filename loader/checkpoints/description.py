@@ -361,11 +361,11 @@ class _Writer:
     def _series(self, value: Any) -> str:
         count, size = len(value), getattr(value, "itemsize", 1)
         is_text = isinstance(value, _TEXTS)
-        is_whole = (is_text and count <= _MIN_RUN_BYTES) or self._spend(count * size)
-        self.is_plain &= is_text and is_whole
-        if is_text and is_whole and count <= _LONG_TEXT:
+        is_complete = (is_text and count <= _MIN_RUN_BYTES) or self._spend(count * size)
+        self.is_plain &= is_text and is_complete
+        if is_text and is_complete and count <= _LONG_TEXT:
             return ascii(value)
-        runs = [value] if is_whole else (value[start:stop] for start, stop in self._runs(count, size))
+        runs = [value] if is_complete else (value[start:stop] for start, stop in self._runs(count, size))
         return f"{type(value).__name__} of {count} {crc_of(runs)}"
 
     def _array(self, value: Any) -> str:

@@ -208,10 +208,10 @@ def _content(fields: Any, kind: str) -> SavedState:
         raise unreadable(f"the fields {', '.join(wrong):.80} are missing or unknown")
     crc = fields.pop("crc32")
     try:
-        is_whole = zlib.crc32(_canonical(fields).encode()) == crc
+        is_intact = zlib.crc32(_canonical(fields).encode()) == crc
     except (TypeError, ValueError, RecursionError) as error:
         raise unreadable(str(error)) from error
-    if type(crc) is not int or not is_whole:
+    if type(crc) is not int or not is_intact:
         raise unreadable(_DAMAGED)
     if fields["kind"] != kind:
         raise CheckpointError(

@@ -287,8 +287,10 @@ def pack_step(operation: Pack, order: VectorisedSampler | AdaptedSampler, where:
         bounds = np.append(0, np.flatnonzero(table[_LEFT] == 0) + 1)
         used = slice(bounds[-1])
         segments = Segments(bounds, np.arange(bounds[-1]), table[_BEGIN, used], table[_END, used])
-        made_of = Origins(_rows_of(table, bounds[:-1], row_length), located.names)
-        rows = outputs_of(lambda group: operation.make(run.values, group, allocate), segments, located, made_of, where)
+        row_origins = Origins(_rows_of(table, bounds[:-1], row_length), located.names)
+        rows = outputs_of(
+            lambda group: operation.make(run.values, group, allocate), segments, located, row_origins, where
+        )
         return Elements(rows.values, rows.origins, run.error if rows.error is None else rows.error)
 
     return step

@@ -189,7 +189,7 @@ class Pipeline:
         return length is None or are_even(ends_of(self.operations, length, shard))
 
     @property
-    def own_end(self) -> str | None:
+    def end_alone(self) -> str | None:
         """The number of outputs of a single shard and the rows of its last batches; None if they are not known."""
         length = self.order.length
         if length is None or not are_known(self.operations, skips_errors=self.tolerance is not None):

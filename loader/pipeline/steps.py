@@ -373,10 +373,10 @@ def _map_step(results: Results, where: str, producer: str | None) -> Step:
                 return Elements(values, run.origins, run.error, run.at)
             raise StopIteration  # noqa: TRY301  (of the user's function, see `collect`)
         except WholeCallError as failure:
-            whole = (
+            where_of_call = (
                 f"{where}, with {len(run.values)} elements in one call, the first at {describe_origin(run.origins, 0)}"
             )
-            return Elements([], run.origins.take(slice(0)), annotated(failure.error, whole))
+            return Elements([], run.origins.take(slice(0)), annotated(failure.error, where_of_call))
         except BaseException as failure:  # noqa: BLE001  (raised again, or delivered in order)
             error = stopped(failure, run.origins, where, len(values), len(run.values))
             return _ended_early(run, values, error, producer)
@@ -442,9 +442,9 @@ def _batch_step(operation: Batch, where: str, producer: str | None, is_template:
     def build_batches(run: Elements, allocate: Allocate) -> Elements:
         # A short batch before an error is not built. The error takes its place.
         ends = run.error is None or isinstance(run.error, SourceEnded)
-        short_is_whole = ends and not operation.drop_remainder
+        keeps_short = ends and not operation.drop_remainder
         count = len(run.values)
-        starts = range(0, count if short_is_whole else max(0, count - size + 1), size)
+        starts = range(0, count if keeps_short else max(0, count - size + 1), size)
         firsts = run.origins.take(slice(0, starts.stop, size))
         batches: list[Any] = []
         try:
@@ -641,23 +641,25 @@ def group_step(operation: GroupingOperation, where: str, *, numbers_units: bool 
         group_id = GroupId(int(origins.position[0]), int(origins.index[0]))
         segments = operation.arrange(origins.sizes, group_id)
         firsts = segments.offsets[:-1]
-        made_of = origins.take(segments.elements[firsts]).without_sizes()
+        output_origins = origins.take(segments.elements[firsts]).without_sizes()
         if segments.starts is not None and operation.output_size is not None:
-            made_of = made_of.numbered(segments.starts[firsts] // operation.output_size, MAX_FAN_OUT)
+            output_origins = output_origins.numbered(segments.starts[firsts] // operation.output_size, MAX_FAN_OUT)
         if numbers_units:
-            made_of = made_of.with_sizes(np.arange(len(made_of))[np.newaxis])
+            output_origins = output_origins.with_sizes(np.arange(len(output_origins))[np.newaxis])
         values = group.values
-        return outputs_of(lambda chosen: operation.make(values, chosen, allocate), segments, origins, made_of, where)
+        return outputs_of(
+            lambda chosen: operation.make(values, chosen, allocate), segments, origins, output_origins, where
+        )
 
     return step
 
 
 def outputs_of(
-    make: Callable[[Segments], Sequence[Any]], segments: Segments, origins: Origins, made_of: Origins, where: str
+    make: Callable[[Segments], Sequence[Any]], segments: Segments, origins: Origins, output_origins: Origins, where: str
 ) -> Elements:
     """Builds the outputs that consist of the given segments, all together or, after an error, one by one.
 
-    `origins` are those of the elements that the segments are cut from, `made_of` those of the outputs.
+    `origins` are those of the elements that the segments are cut from, `output_origins` those of the outputs.
     """
     error = None
     try:
@@ -676,5 +678,5 @@ def outputs_of(
             return value
 
         count = len(segments.offsets) - 1
-        values, error = collect(map(make_one, range(count)), made_of, where, count)
-    return Elements(values, made_of.take(slice(len(values))), error)
+        values, error = collect(map(make_one, range(count)), output_origins, where, count)
+    return Elements(values, output_origins.take(slice(len(values))), error)

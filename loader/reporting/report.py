@@ -227,14 +227,14 @@ TROUBLE = "deaths and stalls"
 
 def chrome_trace(spans: Sequence[Span], memory: Iterable[Sample], events: Iterable[Event]) -> str:
     """Returns a recording of this process as JSON that Perfetto and chrome://tracing open."""
-    here = os.getpid()
+    trainer_pid = os.getpid()
     events = list(events)
     trouble = {TROUBLE: 1 + len(lanes_of(spans))} if events else {}
     traced = [
-        *_tracks(spans, here, trouble),
-        *_spans(spans, here),
-        *_counters(memory, spans, here),
-        *_instants(events, here, trouble),
+        *_tracks(spans, trainer_pid, trouble),
+        *_spans(spans, trainer_pid),
+        *_counters(memory, spans, trainer_pid),
+        *_instants(events, trainer_pid, trouble),
     ]
     return json.dumps({"traceEvents": traced, "displayTimeUnit": "ms"})
 
@@ -248,14 +248,14 @@ def batches_text(first: int, last: int) -> str:
     return f"batch {first}" if first == last else f"batches {first} to {last}"
 
 
-def _tracks(spans: Sequence[Span], here: int, trouble: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _tracks(spans: Sequence[Span], trainer_pid: int, trouble: dict[str, int]) -> Iterator[dict[str, Any]]:
     """Yields names and order of the tracks: the trainer, then workers. Perfetto adds the numbers to the names."""
     workers = {span.process: span.who.removesuffix(f" {span.process}") for span in spans if span.process is not None}
-    processes = {here: TRAINER} | dict(sorted(workers.items()))
+    processes = {trainer_pid: TRAINER} | dict(sorted(workers.items()))
     for row, (process, name) in enumerate(processes.items()):
         yield _metadata(process, process, "process_name", {"name": name})
         yield _metadata(process, process, "process_sort_index", {"sort_index": row})
-        threads = {name: process} if process != here else _threads_of(spans, here) | trouble
+        threads = {name: process} if process != trainer_pid else _threads_of(spans, trainer_pid) | trouble
         for number, (who, thread) in enumerate(threads.items()):
             yield _metadata(process, thread, "thread_name", {"name": who})
             yield _metadata(process, thread, "thread_sort_index", {"sort_index": number})
@@ -265,17 +265,17 @@ def _metadata(process: int, thread: int, name: str, arguments: dict[str, Any]) -
     return {"ph": "M", "name": name, "pid": process, "tid": thread, "args": arguments}
 
 
-def _threads_of(spans: Iterable[Span], here: int) -> dict[str, int]:
+def _threads_of(spans: Iterable[Span], trainer_pid: int) -> dict[str, int]:
     """Returns the threads of the trainer's process with their numbers, the trainer's own first, even if it was idle.
 
     The main thread has the number of its process, as on Linux. No thread has the number 0, which means the idle task.
     """
     others = [who for who in lanes_of(span for span in spans if span.process is None) if who != TRAINER]
-    return {TRAINER: here} | {who: number for number, who in enumerate(others, 1)}
+    return {TRAINER: trainer_pid} | {who: number for number, who in enumerate(others, 1)}
 
 
-def _spans(spans: Sequence[Span], here: int) -> Iterator[dict[str, Any]]:
-    threads = _threads_of(spans, here)
+def _spans(spans: Sequence[Span], trainer_pid: int) -> Iterator[dict[str, Any]]:
+    threads = _threads_of(spans, trainer_pid)
     for span in spans:
         name, arguments = span.what, dict[str, Any]()
         if span.blocks is not None:
@@ -287,7 +287,7 @@ def _spans(spans: Sequence[Span], here: int) -> Iterator[dict[str, Any]]:
         yield {
             "ph": "X",
             "name": name,
-            "pid": here if span.process is None else span.process,
+            "pid": trainer_pid if span.process is None else span.process,
             "tid": threads[span.who] if span.process is None else span.process,
             "ts": start / 1000,
             "dur": max(0, stop - start) / 1000,
@@ -295,26 +295,26 @@ def _spans(spans: Sequence[Span], here: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def _counters(memory: Iterable[Sample], spans: Iterable[Span], here: int) -> Iterator[dict[str, Any]]:
+def _counters(memory: Iterable[Sample], spans: Iterable[Span], trainer_pid: int) -> Iterator[dict[str, Any]]:
     processes = {span.who: span.process for span in spans}
     for sample in memory:
         process = processes.get(sample.who)
         yield {
             "ph": "C",
             "name": "memory",
-            "pid": here if process is None else process,
+            "pid": trainer_pid if process is None else process,
             "ts": _nanoseconds(sample.at) / 1000,
             "args": {"bytes": sample.num_bytes},
         }
 
 
-def _instants(events: Iterable[Event], here: int, trouble: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _instants(events: Iterable[Event], trainer_pid: int, trouble: dict[str, int]) -> Iterator[dict[str, Any]]:
     for event in events:
         yield {
             "ph": "i",
             "s": "t",
             "name": event.text.splitlines()[0],
-            "pid": here,
+            "pid": trainer_pid,
             "tid": trouble[TROUBLE],
             "ts": _nanoseconds(event.at) / 1000,
         }

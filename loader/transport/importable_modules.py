@@ -74,8 +74,8 @@ def is_importable(name: str) -> bool:
     module = sys.modules.get(name)
     if module is None or name in _MAIN_MODULES:
         return False
-    here = tuple(map(str, sys.path))
-    return any(_is_importable(name, id(module), path) for path in (here, *_paths))
+    current = tuple(map(str, sys.path))
+    return any(_is_importable(name, id(module), path) for path in (current, *_paths))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -201,7 +201,7 @@ _HELD: tuple[tuple[Any, Callable[[Any], Iterator[Any]]], ...] = (
     (MethodType, lambda method: iter((method.__func__, method.__self__))),
     (functools.partial, lambda partial: iter((partial.func, *partial.args, *partial.keywords.values()))),
     ((classmethod, staticmethod), lambda method: iter((method.__func__,))),
-    (property, lambda made: iter((made.fget,))),
+    (property, lambda accessor: iter((accessor.fget,))),
     (dict, lambda items: iter(dict.values(items))),
     *((kind, kind.__iter__) for kind in (list, tuple, set, frozenset, collections.deque)),
 )
