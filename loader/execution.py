@@ -4,12 +4,12 @@ import dataclasses
 import functools
 import time
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.configuration import config
 from millstream.core.warn import log_warning
-from millstream.loader.engine.engine import Engine, Executor, TakeWorkers
+from millstream.loader.engine.engine import Budget, Engine, ReadAhead
 from millstream.loader.engine.worker_choice import BATCH_SECONDS, ELEMENT_SECONDS, WorkerChoice
 from millstream.loader.measuring import LOADER, Frontend, Profiler
 from millstream.loader.pipeline.calls import Position
@@ -24,6 +24,7 @@ from millstream.loader.views import Insight, Measured, serve_if_requested
 if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
     from millstream.loader.engine.joins import SharedWorkers
+    from millstream.loader.engine.workers import Workers
     from millstream.loader.scheduling.feed import Feed
     from millstream.loader.threads.shared_threads import SharedThreads
     from millstream.loader.workers.pools import WarmPools
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 @final
 class Execution:
-    """Creates the executors of a pipeline, and keeps the iterators that use them.
+    """Creates the engines of a pipeline, and keeps the iterators that use them.
 
     Args:
         workers: the options of worker processes or actors.
@@ -207,54 +208,51 @@ class Execution:
             lambda: ProcessSettings.taken([pipeline], with_environment=False),
         )
 
-    def make_executor(self, position: Position) -> Executor:
+    def make_engine(self, position: Position) -> Engine:
         if self._feed is not None:
             # The iterators that the feed draws from may have begun work that an earlier leader was to run.
             leads_again = self.pools is not None and self._shared_workers is not None and self._shared_workers.has_led
             self._feed.go_to(position[0].block, afresh=leads_again)
-        shared = self._shared_workers
-        if shared is not None and not self.workers.num_workers:
-            from millstream.loader.engine.joins import SubstreamExecutor  # noqa: PLC0415  (lazy: for workers)
-
-            return SubstreamExecutor(
-                self.plan,
-                position,
-                profiler=self.profiler,
-                shared_workers=shared,
-                name=self._name,
-                feed=self._feed,
-            )
-        options: dict[str, Any] = {
-            "reading": self.reading,
-            "stall_timeout": self.stall_timeout,
-            "threads": self._threads,
-            "local_reading": self._local_reading,
-        }
+        options: dict[str, Any] = {"stall_timeout": self.stall_timeout, "local_reading": self._local_reading}
         if self.choice is not None and not self.choice.is_final:
-            from millstream.loader.engine.auto import AutoEngine  # noqa: PLC0415  (lazy, as above)
+            from millstream.loader.engine.auto import AutoEngine  # noqa: PLC0415  (lazy: slow to import)
 
+            options |= {"budget_of": self._budget_here, "choice": self.choice, "profiler": self.profiler}
             start = functools.partial(self._chosen_workers, self.choice)
-            return AutoEngine(
-                self.plan, position, start_workers=start, choice=self.choice, profiler=self.profiler, **options
-            )
-        if (pools := self.pools) is not None and self.workers.num_workers:
-            options["workers"] = self._workers_of(pools, self.workers)
-        engine = Engine(self.plan, position, self._feed, **options)
-        if shared is not None:
-            shared.lead(engine)
+            return AutoEngine(self.plan, position, start_workers=start, **options)
+        engine = Engine(self.plan, position, self._feed, self._budget_of, **options)
+        if self._shared_workers is not None and self.workers.num_workers:
+            self._shared_workers.lead(engine)
         return engine
 
-    def _workers_of(self, pools: "WarmPools[Any]", options: MultiprocessingOptions) -> TakeWorkers:
+    @property
+    def _budget_of(self) -> Callable[[Engine], Budget]:
+        """The function that creates the budget of an engine."""
+        if (pools := self.pools) is not None and self.workers.num_workers:
+            from millstream.loader.engine.workers import WorkerSlots  # noqa: PLC0415  (lazy: slow to import)
+
+            return functools.partial(WorkerSlots, take=self._take_workers(pools, self.workers))
+        if (shared := self._shared_workers) is not None:
+            from millstream.loader.engine.joins import Joined  # noqa: PLC0415  (lazy: for workers)
+
+            return functools.partial(Joined, shared=shared, name=self._name, profiler=self.profiler)
+        return self._budget_here
+
+    def _budget_here(self, engine: Engine) -> Budget:
+        return ReadAhead(engine, self.reading, self._threads) if self.reading.reads_ahead else Budget(engine)
+
+    def _take_workers(
+        self, pools: "WarmPools[Any]", options: MultiprocessingOptions
+    ) -> "Callable[[Engine], Workers[Any]]":
         """Returns a function that takes workers from the pools."""
+        common: dict[str, Any] = {"profiler": self.profiler, "pools": pools, "options": options}
         if self._ray_workers is not None:
             from millstream.loader.engine.actors import Actors  # noqa: PLC0415  (lazy: slow to import)
 
-            return functools.partial(
-                Actors, profiler=self.profiler, pools=pools, options=options, ray_workers=self._ray_workers
-            )
+            return functools.partial(Actors, ray_workers=self._ray_workers, **common)
         from millstream.loader.engine.processes import Processes  # noqa: PLC0415  (lazy: slow to import)
 
-        return functools.partial(Processes, profiler=self.profiler, pools=pools, options=options)
+        return functools.partial(Processes, **common)
 
     def _first_choice(self) -> WorkerChoice:
         """Returns the choice of the number of workers, which is none if workers might compute other bytes."""
@@ -277,7 +275,7 @@ class Execution:
             choice.stay(reason or "this process may use one core")
         return choice
 
-    def _chosen_workers(self, choice: WorkerChoice, *, only_idle: bool) -> TakeWorkers | None:
+    def _chosen_workers(self, choice: WorkerChoice, *, only_idle: bool) -> "Callable[[Engine], Workers[Any]] | None":
         """Returns a function that takes the chosen number of workers. With `only_idle`, None if none are idle."""
         pools = self.pools
         if only_idle and (pools is None or not pools.idle):
@@ -288,7 +286,7 @@ class Execution:
             if self.insight.is_closed or root.insight.is_closed:
                 # Another thread, which did not see them, closed the loader.
                 pools.close()
-        return self._workers_of(pools, self.workers.of_number(choice.limit))
+        return self._take_workers(pools, self.workers.of_number(choice.limit))
 
     def _pools_to_choose(self, choice: WorkerChoice) -> "WarmPools[Any]":
         """Returns pools that start with the number of workers that is chosen then."""

@@ -30,7 +30,7 @@ from millstream.loader.checkpoints.state import (
     state_at,
     stream_of,
 )
-from millstream.loader.engine.engine import Executor, GivenUp
+from millstream.loader.engine.engine import Engine, GivenUp
 from millstream.loader.execution import Execution
 from millstream.loader.pipeline.calls import Blocks, Cursor, Outputs, Position
 from millstream.loader.pipeline.elements import Elements, FailedRecord, SourceEnded
@@ -94,10 +94,10 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         self._profiler = execution.profiler
         # None once the iterator was moved: a moved iterator repeats no pass by mistake.
         self._passes = beginning.passes
-        self._executor: Executor | SharedExecutor | None = None
+        self._executor: Engine | SharedExecutor | None = None
         self._watch: Watch | None = None
         # Executors that are no longer used, until they are closed. If an interruption prevents that, it is retried.
-        self._left: set[Executor | SharedExecutor] = set()
+        self._left: set[Engine | SharedExecutor] = set()
         self._is_closed = False
         self._reason = "call iter(loader) for a new one"
         # The number of batches of the stream before the position, those that were skipped included.
@@ -430,7 +430,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         self.close()
 
     def close_with_loader(self, deadline: float | None = None) -> None:
-        """Closes the iterator because its loader is closed, with the deadline of `Executor.close`."""
+        """Closes the iterator because its loader is closed, with the deadline of `Engine.close`."""
         self._reason = "its DataLoader was closed; build a new one"
         self._close(deadline)
 
@@ -538,7 +538,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
             if not has_outputs:
                 raise StopIteration
 
-    def _running_executor(self) -> "Executor | SharedExecutor":
+    def _running_executor(self) -> "Engine | SharedExecutor":
         self._check_open()
         if not self._is_sound or (self._executor is not None and self._executor.is_orphaned):
             self._end()
@@ -557,7 +557,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
             return executor
         return self._executor
 
-    def _new_executor(self, position: Position) -> "Executor | SharedExecutor":
+    def _new_executor(self, position: Position) -> "Engine | SharedExecutor":
         execution = self._execution
         if self._plan.pipeline.shard.share_on_host and not execution.is_debugging:
             from millstream.loader.replicas.executor import SharedExecutor  # noqa: PLC0415  (lazy: rarely needed)
@@ -565,9 +565,9 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
 
             if may_share(self._plan):
                 name = name_of_group(self._plan, self._stream)
-                make, timeout = execution.make_executor, execution.stall_timeout
+                make, timeout = execution.make_engine, execution.stall_timeout
                 return SharedExecutor(make, self._plan, position, name=name, stall_timeout=timeout)
-        return execution.make_executor(position)
+        return execution.make_engine(position)
 
     def position_in_plan(self) -> Position:
         """Returns the position of the next output. Any thread may call it."""
@@ -612,7 +612,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
             executor.close(deadline)
             self._left.discard(executor)
 
-    def _leave(self) -> "Executor | SharedExecutor | None":
+    def _leave(self) -> "Engine | SharedExecutor | None":
         self.count_delivered()
         # First, because after an exception from here on the executor has passed outputs that are dropped.
         self._is_sound = False

@@ -437,7 +437,7 @@ class Measured:
         raise NotImplementedError
 
     def close_with_loader(self, deadline: float | None = None) -> None:
-        """Closes an iterator of a loader that is closed, with the deadline of `Executor.close`. The default is none."""
+        """Closes an iterator of a loader that is closed, with the deadline of `Engine.close`. The default is none."""
 
     def call_at_end(self, function: "Callable[[], object]") -> None:
         """Calls a function when the stream has ended, and when the iterator is closed."""

@@ -16,12 +16,11 @@ from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.cluster.actor import Actor, Answer, CallFailed, Died, Event, Packed, PipelineFailed
 from millstream.loader.cluster.actor_pool import ActorPool
 from millstream.loader.cluster.options import RayWorkers
-from millstream.loader.engine.workers import Owner, Workers
+from millstream.loader.engine.engine import Engine
+from millstream.loader.engine.workers import Workers
 from millstream.loader.measuring import HAND_OVER
 from millstream.loader.pipeline.calls import Blocks, Call
 from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.plan import Plan
-from millstream.loader.scheduling.schedule import Schedule
 from millstream.loader.transport.payload import copied, from_columns, unpack_failure
 from millstream.loader.transport.pickling import ClassTable
 
@@ -43,10 +42,8 @@ class Actors(Workers[Actor]):
     _are_local = False
     _noun = "Ray actor"
 
-    def __init__(
-        self, plan: Plan, schedule: Schedule, owner: Owner, *, ray_workers: RayWorkers, **options: Any
-    ) -> None:
-        super().__init__(plan, schedule, owner, **options)
+    def __init__(self, engine: Engine, *, ray_workers: RayWorkers, **options: Any) -> None:
+        super().__init__(engine, **options)
         self._unpack = self._profiler.timed(HAND_OVER, unpack)
         self._ray_workers = ray_workers
 

@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 from millstream.core.signals import is_from_signal_handler
 from millstream.core.warn import log_info, log_warning
-from millstream.loader.engine.budget import Budget, WorkerSlots
-from millstream.loader.engine.engine import Engine, GivenUp, TakeWorkers
+from millstream.loader.engine.engine import Budget, Engine, GivenUp
 from millstream.loader.engine.worker_choice import Window, WorkerChoice
+from millstream.loader.engine.workers import Workers, WorkerSlots
 from millstream.loader.measuring import Profiler, Scheduling, scheduling_of_threads
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from millstream.loader.engine.workers import Workers, WorkerSlots
     from millstream.loader.scheduling.status import ExecutorStatus
 
 WINDOW_SECONDS = 0.1
@@ -43,9 +46,9 @@ wait for each other, on a machine whose cores each had some eight processes read
 
 
 class StartWorkers(Protocol):
-    """Returns the pools to take workers from. They may have idle ones; with `only_idle`, None if they have none."""
+    """Returns a function that takes workers, or None with `only_idle` if none are idle."""
 
-    def __call__(self, *, only_idle: bool) -> "TakeWorkers | None": ...
+    def __call__(self, *, only_idle: bool) -> "Callable[[Engine], Workers[Any]] | None": ...
 
 
 @final
@@ -69,7 +72,7 @@ class AutoEngine(Engine):
         **options: Any,
     ) -> None:
         super().__init__(plan, position, **options)
-        self._budget_here = self._budget
+        self._budget_here = self.budget
         self._workers: WorkerSlots | None = None
         # The budget that has the calls from before the last move; None once they are complete.
         self._before: Budget | None = None
@@ -112,7 +115,7 @@ class AutoEngine(Engine):
     def status(self) -> "ExecutorStatus":
         status = super().status()
         for budget in (self._budget_here, self._workers):
-            if budget is not None and budget is not self._budget and (place := budget.place) is not None:
+            if budget is not None and budget is not self.budget and (place := budget.place) is not None:
                 status = place.status(status)
         return status
 
@@ -120,7 +123,7 @@ class AutoEngine(Engine):
         return {} if self._workers is None else self._workers.place.stacks()
 
     def pause(self) -> None:
-        workers, self._budget = self._workers, self._budget_here
+        workers, self.budget = self._workers, self._budget_here
         super().pause()
         if workers is not None and self._choice.num_workers:
             workers.pause()
@@ -137,7 +140,7 @@ class AutoEngine(Engine):
 
     def _begin(self) -> None:
         workers = self._workers
-        if workers is not None and self._budget is not workers and self._before is None:
+        if workers is not None and self.budget is not workers and self._before is None:
             workers.begin()
             if workers.place.are_ready:
                 if self._window.batches:
@@ -185,7 +188,7 @@ class AutoEngine(Engine):
             elif window.wait_per_batch < QUICK_SECONDS:
                 self._resumes_at, self._since = now + REST_SECONDS, None
                 return
-        elif self._budget is not workers:
+        elif self.budget is not workers:
             # They start: `begin_request` needs the measurements.
             return
         elif self._before is None and workers.place.are_ready:
@@ -206,7 +209,7 @@ class AutoEngine(Engine):
     def _begin_window(self, now: float) -> None:
         self._window, self._since, self._worked = Window(), now, self._profiler.core_seconds
 
-    def _choose(self, workers: WorkerSlots, window: Window) -> None:
+    def _choose(self, workers: "WorkerSlots", window: Window) -> None:
         """Changes the number of workers that run."""
         before = self._choice.num_workers
         self._choice.record(window)
@@ -222,7 +225,7 @@ class AutoEngine(Engine):
 
     def _move(self, budget: Budget) -> None:
         """Begins the next calls in another place. The budget before completes those that have begun."""
-        self._before, self._budget = self._budget, budget
+        self._before, self.budget = self.budget, budget
         self._length, self._scheduling = WINDOW_SECONDS, None
         self._begin_window(time.perf_counter())
         self._log_choice()
@@ -231,21 +234,23 @@ class AutoEngine(Engine):
         log_info(f'worker_count="auto" chose {self._choice.text}')
 
     def _start(self, *, only_idle: bool = False) -> None:
-        place = None
+        workers = None
         try:
             if (take := self._start_workers(only_idle=only_idle)) is None:
                 return
-            place = take(self._plan, self._schedule, self, is_fed=False, max_bytes=self._local.max_bytes)
+            from millstream.loader.engine.workers import WorkerSlots  # noqa: PLC0415  (lazy: slow to import)
+
+            workers = WorkerSlots(self, take)
             # Idle ones may be of another number.
-            place.resize(self._choice.num_workers)
+            workers.place.resize(self._choice.num_workers)
         except Exception as error:
             if self._is_closed or is_from_signal_handler(error):
                 raise
-            if place is not None:
-                place.pause()
+            if workers is not None:
+                workers.pause()
             self._stay(error)
             return
-        self._workers = workers = WorkerSlots(place, self._here)
+        self._workers = workers
         if self._is_closed:
             # Closed by another thread, which did not see them.
             workers.close(None)

@@ -14,24 +14,28 @@ Guarantees:
     * The stream depends on no place, and on no budget.
 """
 
-import abc
 import math
+import sys
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, final
 
-from millstream.loader.engine.budget import Budget, LocalAhead, OnDemand, ReadAhead, WorkerSlots
-from millstream.loader.engine.places import Here, Threads
-from millstream.loader.engine.substreams import Sink, taken_call
+from millstream.loader.engine import policy
+from millstream.loader.engine.places import Here, Place, Threads
+from millstream.loader.engine.policy import RECORDS_PER_CALL, CallSize, Costs, cautious_estimate
+from millstream.loader.engine.substreams import Sink, Substream, taken_call
 from millstream.loader.pipeline.calls import Call, Outputs, Position
+from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.scheduling.schedule import Schedule
-from millstream.loader.threads.options import ReadOptions
+from millstream.loader.threads.options import ReadOptions, buffer_budget
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
-from millstream.loader.threads.shared_threads import SharedThreads
+from millstream.loader.threads.shared_threads import MIN_AHEAD, SharedThreads
+from millstream.sources.source_checks import is_in_memory
 
 if TYPE_CHECKING:
-    from millstream.loader.engine.workers import Workers
+    from collections.abc import Callable
+
     from millstream.loader.scheduling.feed import Feed
     from millstream.loader.scheduling.status import ExecutorStatus
 
@@ -40,79 +44,234 @@ class GivenUp(Exception):  # noqa: N818  (internal)
     """An engine cannot go on. Another one at the same position does."""
 
 
-class Executor(abc.ABC):
-    """Runs the calls of one pass over a stream from a position on. Except for `close`, it is used by one thread."""
+class Budget:
+    """The calls that may begin, their place, and how far ahead of the consumer. This one begins none ahead.
 
-    def __init__(self, plan: Plan, position: Position, feed: "Feed | None" = None) -> None:
-        self._plan = plan
-        self._schedule = Schedule(plan, position, feed)
-        self.failures = self._schedule.failures
+    Args:
+        engine: the engine, to which it keeps no reference.
+        substream: the stream that the consumer waits for, with the estimates of its calls.
 
-    @abc.abstractmethod
-    def next_outputs(self) -> Outputs | None:
-        """Returns the next outputs in order, or None at the end.
+    Attributes:
+        runs_ahead: True if calls may begin before the consumer waits for them.
+        place: the place of these calls; None if it belongs to another engine, and without such calls.
+    """
 
-        Exceptions raised here concern the executor, not a record, whose error is part of its outputs. The owner must
-        then close the executor.
-        """
+    runs_ahead = False
+    place: Place | None = None
+
+    def __init__(self, engine: "Engine", substream: Substream | None = None) -> None:
+        self.substream = substream or Substream(engine.plan, engine.schedule, CallSize(engine.plan))
 
     @property
-    @abc.abstractmethod
     def is_orphaned(self) -> bool:
-        """True if it makes no progress any more. Its owner then begins another one at the same position."""
+        """True if no call makes progress any more."""
+        return False
 
     @property
-    @abc.abstractmethod
     def runs_user_code_here(self) -> bool:
-        """True if the consumer's thread may run code of the user."""
+        return True
 
-    def status(self) -> "ExecutorStatus":
-        """Returns a snapshot of the work in progress. Thread-safe: it may be slightly outdated."""
-        from millstream.loader.scheduling.status import ExecutorStatus  # noqa: PLC0415  (lazy: only monitoring needs it)
+    def call_here(self) -> Call | None:
+        """Takes the call that the consumer's thread should run now, because the consumer waits for it, if any."""
+        stage = self.substream.schedule.next_stage
+        return None if stage is None else self._taken(stage)
 
-        return ExecutorStatus(self._schedule.backlog, self._schedule.ready)
+    def begin(self) -> None:
+        """Begins a request of the consumer, without waiting: completes the calls that have finished ahead."""
+        if self.place is not None:
+            self.place.check_process()
+            self.place.accept()
 
-    def stacks(self) -> dict[int, str]:
-        """Returns the stacks of worker processes by process ID. The default is none. Thread-safe."""
-        return {}
+    def accept(self) -> None:
+        """Completes the calls that have finished since then."""
+        if self.place is not None:
+            self.place.accept()
 
-    @abc.abstractmethod
+    def issue(self) -> None:
+        """Begins the calls that the budget allows."""
+
+    def wait(self) -> None:
+        """Completes a call that runs ahead, after waiting for it for a bounded time."""
+
+    def end(self, outputs: Outputs) -> None:
+        """Ends a request of the consumer. The budget may change."""
+
     def start(self) -> None:
-        """Starts to work ahead, if the executor can."""
+        """Begins calls before the first request."""
+        if self.place is not None:
+            self.place.check_process()
+            self.issue()
 
     def pause(self) -> None:
-        """Stops working for this iterator, but keeps resources for the next one. The default closes the executor."""
-        self.close()
+        """Stops all work, but keeps resources for the next iterator."""
+        self.close(None)
 
-    @abc.abstractmethod
-    def close(self, deadline: float | None = None) -> None:
-        """Stops all work. Idempotent and thread-safe.
+    def close(self, deadline: float | None) -> None:
+        """Stops all work. Idempotent and thread-safe. See `Engine.close`."""
 
-        `deadline` is the time of `time.monotonic` until which it waits for user code in threads; None for its own.
-        """
-
-
-class TakeWorkers(Protocol):
-    """Takes workers from a pool. They return to it when the owner ends."""
-
-    def __call__(
-        self, plan: Plan, schedule: Schedule, owner: "Engine", *, is_fed: bool, max_bytes: int
-    ) -> "Workers[Any]": ...
+    def _taken(self, stage: int) -> Call | None:
+        return taken_call(self.substream.schedule, stage, self.substream.size.blocks)
 
 
-class Engine(Executor):
-    """Runs calls in the consumer's thread, in threads ahead of it, or in workers.
+@final
+class ReadAhead(Budget):
+    """A share of the buffer of threads, in proportion to demand. The number of calls grows while the consumer waits.
+
+    The consumer's thread runs calls that were quick, and reads only plain data in memory.
+
+    Attributes:
+        calls_ahead: the maximum number of calls in the backlog.
+    """
+
+    runs_ahead = True
+    place: Threads
+
+    def __init__(self, engine: "Engine", options: ReadOptions, shared: SharedThreads | None = None) -> None:
+        self._plan = plan = engine.plan
+        self._schedule = engine.schedule
+        self._here = engine.here
+        # A read that waits for a disk, a network or the user's code could hang, and nothing would end it.
+        self._may_read_here = engine.is_fed or is_in_memory(plan.pipeline.source)
+        self._shared = shared = SharedThreads() if shared is None else shared
+        self._costs = costs = Costs(plan, shared)
+        readers = shared.enter(costs, options)
+        max_records = min(RECORDS_PER_CALL, max(1, options.prefetch_buffer_size // MIN_AHEAD))
+        self._min_records = max_records // 4
+        size = CallSize(plan, max_records, min(shared.max_bytes, engine.local.max_bytes))
+        super().__init__(engine, Substream(plan, engine.schedule, size, costs))
+        sink, timeout = self.substream, engine.stall_timeout
+        self.place = Threads(plan, readers, engine.allocate, engine, sink, stall_timeout=timeout)
+        self._max_calls = max(options.prefetch_buffer_size, shared.min_ahead)
+        # If consumers of the others have had to wait, this one's would have to as well.
+        self.calls_ahead = min(shared.calls_ahead, self._max_calls)
+        self._waited = 0.0
+
+    def call_here(self) -> Call | None:
+        stage = self._schedule.next_stage
+        if stage is None or not self._allows(stage) or not self._is_quick(stage) or not self._here.check():
+            return None
+        return self._taken(stage)
+
+    def begin(self) -> None:
+        self._waited, self._costs.num_completed = 0.0, 0
+        super().begin()
+
+    def issue(self) -> None:
+        # A later stage may have a quick call, which the consumer runs when it is needed. The reads for the calls after
+        # it do not wait for that.
+        for stage in reversed(range(self._schedule.num_stages)):
+            while not self._is_quick(stage) and self._allows(stage):
+                if (call := taken_call(self._schedule, stage, self._max_blocks)) is None:
+                    break
+                self.place.submit(call)
+
+    def wait(self) -> None:
+        if not self.place.in_flight:
+            # There is no call left, because the feed has just ended.
+            return
+        start = time.perf_counter()
+        self.place.wait()
+        self._waited += time.perf_counter() - start
+        # The consumer waited, so more calls have to be in flight.
+        if self._costs.are_known:
+            self.calls_ahead = min(4 * self.calls_ahead, self._max_calls)
+            self._shared.calls_ahead = max(self._shared.calls_ahead, self.calls_ahead)
+        self.place.accept()
+
+    def end(self, outputs: Outputs) -> None:  # noqa: ARG002
+        if self.calls_ahead == self._max_calls and not self._plan.source_is_stream:
+            self._shared.delivered(time.perf_counter(), self._waited, self._costs.num_completed)
+
+    def close(self, deadline: float | None) -> None:
+        """Drops the calls. The last engine of the threads stops them (see `SharedThreads.leave`)."""
+        self.place.close()
+        self._shared.leave(self._costs, deadline)
+
+    def _is_quick(self, stage: int) -> bool:
+        if not self._here.may_work or (stage == 0 and not self._may_read_here):
+            return False
+        return self._costs.is_quick(stage, 1 if stage else self._schedule.next_blocks(self.substream.size.blocks))
+
+    def _allows(self, stage: int) -> bool:
+        """Returns True if the next call of a stage may begin. Later stages only consume elements that exist."""
+        if stage > 0:
+            return True
+        begun = self._schedule.backlog
+        if begun >= self.calls_ahead:
+            return False
+        if begun >= self._shared.min_ahead and self._schedule.records_ahead >= self._shared.records_ahead(self._costs):
+            return False
+        # If nothing has begun, the next call runs whatever the budget, because the consumer waits for it.
+        return not begun or self.substream.bytes_ahead <= self._shared.bytes_ahead(self._costs)
+
+    @property
+    def _max_blocks(self) -> int:
+        size = self.substream.size
+        if self._shared.is_single:
+            return size.blocks
+        # Several streams share the buffer.
+        block = self._plan.partition.block
+        records = self._shared.records_ahead(self._costs) - self._schedule.records_ahead
+        # A small share must not make calls so short that their transfer takes longer.
+        worthwhile = min(self._min_records, block * policy.HAND_OVER_SECONDS / (self._costs.seconds[0] or 1e-9))
+        return max(1, min(size.blocks, int(max(records, worthwhile)) // block))
+
+
+@final
+class LocalAhead:
+    """The calls of local operations: a buffer of records and bytes in flight in threads, if any run ahead.
+
+    Attributes:
+        substream: the stream whose calls they are.
+        runs_ahead: True if threads run calls before the consumer asks.
+        num_threads: the number of threads.
+        max_bytes: the maximum size of the outputs of calls that run ahead.
+    """
+
+    substream: Substream
+
+    def __init__(self, reading: ReadOptions | None) -> None:
+        options = reading if reading is not None and reading.reads_ahead else ReadOptions(1, 0)
+        self.num_threads, self._max_records = options.num_threads, options.prefetch_buffer_size
+        self.runs_ahead = options.reads_ahead
+        self.max_bytes = buffer_budget(options.max_buffer_bytes) if self.runs_ahead else sys.maxsize
+        # The records of the calls in flight and of the latest call, and the estimated size of the outputs of one.
+        self._num_records, self._num_latest, self._record_bytes = 0, 0, 0.0
+
+    def allows(self, in_flight: int) -> bool:
+        """Returns True if another call may run ahead. One may whatever its size, two whatever their records."""
+        if not in_flight:
+            return self.runs_ahead
+        records = self._num_records + self._num_latest
+        return (in_flight == 1 or records <= self._max_records) and records * self._record_bytes <= self.max_bytes
+
+    def begun(self, call: Call) -> None:
+        self._num_latest = call.num_records
+        self._num_records += call.num_records
+
+    def complete(self, call: Call, elements: Elements, seconds: float, *, is_here: bool = False) -> None:
+        self.substream.schedule.complete(call, elements)
+        self.substream.size.record(call, seconds)
+        if is_here:
+            return
+        self._num_records -= call.num_records
+        if call.outputs is not None:
+            latest = call.outputs.num_bytes / max(1, call.num_records)
+            self._record_bytes = cautious_estimate(self._record_bytes, latest)
+
+
+class Engine:
+    """Runs the calls of one pass over a stream from a position on. Except for `close`, one thread uses it.
 
     Args:
         feed: the source of the elements of stage 0; None if they are read.
-        reading: the threads that work ahead, unless workers do.
+        budget_of: creates the budget of an engine.
         stall_timeout: the number of seconds that the consumer waits while no call finishes.
-        threads: the threads if they are shared with other engines; None for its own.
         local_reading: the threads of this process that run local operations in advance; None to run them on demand.
-        workers: takes the workers that run all calls, given plan, schedule and owner.
 
     Attributes:
         requests: not empty during a request, and after one that was interrupted: a message may have been sent half.
+        failures: the failed records of the pass; None if the first error is raised.
     """
 
     def __init__(
@@ -120,123 +279,118 @@ class Engine(Executor):
         plan: Plan,
         position: Position,
         feed: "Feed | None" = None,
+        budget_of: "Callable[[Engine], Budget]" = Budget,
         *,
-        reading: ReadOptions | None = None,
         stall_timeout: float = math.inf,
-        threads: SharedThreads | None = None,
         local_reading: ReadOptions | None = None,
-        workers: "TakeWorkers | None" = None,
     ) -> None:
-        super().__init__(plan, position, feed)
+        self.plan = plan
+        self.schedule = Schedule(plan, position, feed)
+        self.is_fed = feed is not None
+        self.failures = self.schedule.failures
+        self.stall_timeout = stall_timeout
         self.requests: list[None] = []
-        memory = RecycledMemory()
-        self._here = Here(memory.allocate, stall_timeout)
-        self._local = LocalAhead(local_reading)
-        readers = ReaderThreads(self._local.num_threads)
+        self.allocate = RecycledMemory().allocate
+        self.here = Here(self.allocate, stall_timeout)
+        self.local = LocalAhead(local_reading)
+        readers = ReaderThreads(self.local.num_threads)
         readers.end_with(self)
         # The threads for local operations, and for calls that the consumer's thread should run, but may not.
-        self._aside = Threads(plan, readers, memory.allocate, self, self._local, stall_timeout=stall_timeout)
+        self._aside = Threads(plan, readers, self.allocate, self, self.local, stall_timeout=stall_timeout)
         self._has_local = plan.num_remote_stages < len(plan.stages)
-        self._budget: Budget
-        if workers is not None:
-            place = workers(plan, self._schedule, self, is_fed=feed is not None, max_bytes=self._local.max_bytes)
-            self._budget = WorkerSlots(place, self._here)
-        elif reading is not None and reading.reads_ahead:
-            self._budget = ReadAhead(
-                plan,
-                self._schedule,
-                reading,
-                self._here,
-                self,
-                shared=threads,
-                is_fed=feed is not None,
-                max_bytes=self._local.max_bytes,
-                stall_timeout=stall_timeout,
-                memory=memory,
-            )
-        else:
-            self._budget = OnDemand(plan, self._schedule)
-        self._local.substream = self._budget.substream
+        self.budget = budget_of(self)
+        self.local.substream = self.budget.substream
         # False if a change may allow further calls.
         self._is_issued = False
         # True if local operations have run in this request.
         self._has_run_local = False
 
     def next_outputs(self) -> Outputs | None:
+        """Returns the next outputs in order, or None at the end.
+
+        Exceptions raised here concern the engine, not a record, whose error is part of its outputs. The owner must then
+        close the engine.
+        """
+        schedule = self.schedule
         self.requests.append(None)
-        schedule = self._schedule
         self._begin()
         while (outputs := schedule.pop()) is None:
             if schedule.exhausted:
-                self.requests.clear()
-                return None
+                break
             if not self._work_here() and not self._issue():
                 self._wait()
-        if self._budget.place is not None or self._has_local:
-            self._end()
+        if outputs is not None and (self.budget.runs_ahead or self._has_local):
+            self._end(outputs)
         self.requests.clear()
         return outputs
 
     @property
     def is_orphaned(self) -> bool:
-        """True after `close`, and at the interpreter's exit, which ends all threads and workers of the library.
+        """True if it makes no progress any more. Its owner then begins another one at the same position.
 
+        That is after `close`, and at the interpreter's exit, which ends all threads and workers of the library.
         Functions that were registered for the exit before the library's own run later, and may need a new engine.
         """
-        return self._aside.readers.is_stopped
+        return self._aside.readers.is_stopped or self.budget.is_orphaned
 
     @property
     def runs_user_code_here(self) -> bool:
-        return self.slots is None or self.slots.substream.is_fed or self._has_local
-
-    @property
-    def slots(self) -> WorkerSlots | None:
-        """The budget of the workers that run all calls; None without workers."""
-        return self._budget if isinstance(self._budget, WorkerSlots) else None
+        """True if the consumer's thread may run code of the user."""
+        return self._has_local or self.budget.runs_user_code_here
 
     def status(self) -> "ExecutorStatus":
-        status, place = super().status(), self._budget.place
+        """Returns a snapshot of the work in progress. Thread-safe: it may be slightly outdated."""
+        from millstream.loader.scheduling.status import ExecutorStatus  # noqa: PLC0415  (lazy: only monitoring needs it)
+
+        status, place = ExecutorStatus(self.schedule.backlog, self.schedule.ready), self.budget.place
         return status if place is None else place.status(status)
 
     def stacks(self) -> dict[int, str]:
-        return {} if self.slots is None else self.slots.place.stacks()
+        """Returns the stacks of worker processes by process ID. Thread-safe."""
+        return {} if self.budget.place is None else self.budget.place.stacks()
 
     def start(self) -> None:
-        if (place := self._budget.place) is not None:
-            place.check_process()
-            self.requests.append(None)
-            self._budget.issue()
-            self.requests.clear()
+        """Starts to work ahead, if the budget allows that."""
+        self.requests.append(None)
+        self.budget.start()
+        self.requests.clear()
 
     def pause(self) -> None:
+        """Stops working for this iterator, but keeps resources for the next one."""
         # First: after an interruption, nothing else would end its threads.
-        self._close_aside(None)
-        self._budget.pause()
+        self._stop_aside()
+        self._join_aside(None)
+        self.budget.pause()
 
     def close(self, deadline: float | None = None) -> None:
-        own = self._stop_aside()
-        self._budget.close(deadline)
-        self._aside.readers.join((own if deadline is None else deadline) - time.monotonic())
+        """Stops all work. Idempotent and thread-safe.
+
+        `deadline` is the time of `time.monotonic` until which it waits for user code in threads; None for its own.
+        """
+        self._stop_aside()
+        own = time.monotonic() + CLOSE_SECONDS
+        self.budget.close(deadline)
+        self._join_aside(own if deadline is None else deadline)
 
     def _begin(self) -> None:
-        self._here.begin()
-        if self._local.runs_ahead:
+        self.here.begin()
+        if self.local.runs_ahead:
             self._aside.check_process()
-        self._budget.begin()
+        self.budget.begin()
         self._is_issued = self._has_run_local = False
 
     def _accept(self) -> None:
         """Completes the calls that have finished ahead."""
-        self._budget.accept()
+        self.budget.accept()
         self._is_issued = False
 
     def _work_here(self) -> bool:
         """Runs a call that the consumer's thread should run now. Returns False if there is none."""
         if self._has_local and self._run_local():
             return True
-        if (call := self._budget.call_here()) is None:
+        if (call := self.budget.call_here()) is None:
             return False
-        self._run(call, self._budget.substream)
+        self._run(call, self.budget.substream)
         self._is_issued = False
         return True
 
@@ -249,18 +403,18 @@ class Engine(Executor):
         if self._aside.in_flight:
             self._aside.wait()
         elif (call := self._take_local()) is not None:
-            self._run(call, self._local)
+            self._run(call, self.local)
         else:
             return False
         self._has_run_local, self._is_issued = True, False
         return True
 
     def _run(self, call: Call, sink: Sink) -> None:
-        if self._here.check():
-            self._here.run(self._plan, call, sink)
+        if self.here.check():
+            self.here.run(self.plan, call, sink)
             return
         self._aside.check_process()
-        self._local.begun(call)
+        self.local.begun(call)
         self._aside.submit(call)
         self._aside.wait()
 
@@ -269,35 +423,33 @@ class Engine(Executor):
         if self._is_issued:
             return False
         self._is_issued = True
-        self._budget.issue()
+        self.budget.issue()
         return True
 
     def _issue_local(self) -> None:
-        while self._local.allows(self._aside.in_flight) and (call := self._take_local()) is not None:
-            self._local.begun(call)
+        while self.local.allows(self._aside.in_flight) and (call := self._take_local()) is not None:
+            self.local.begun(call)
             self._aside.submit(call)
 
     def _take_local(self) -> Call | None:
-        return taken_call(self._schedule, None, self._budget.substream.size.blocks)
+        return taken_call(self.schedule, None, self.budget.substream.size.blocks)
 
     def _wait(self) -> None:
-        self._budget.wait()
+        self.budget.wait()
         self._is_issued = False
 
-    def _end(self) -> None:
+    def _end(self, outputs: Outputs) -> None:
         """Ensures that work continues while the consumer is away, without waiting."""
-        self._budget.end()
+        self.budget.end(outputs)
         self._is_issued = True
-        self._budget.issue()
+        self.budget.issue()
         if self._has_local:
             self._issue_local()
 
-    def _stop_aside(self) -> float:
-        """Drops calls. Returns the time of `time.monotonic` until which user code may take to end."""
+    def _stop_aside(self) -> None:
         self._aside.readers.stop()
         self._aside.close()
-        return time.monotonic() + CLOSE_SECONDS
 
-    def _close_aside(self, deadline: float | None) -> None:
-        own = self._stop_aside()
-        self._aside.readers.join((own if deadline is None else deadline) - time.monotonic())
+    def _join_aside(self, deadline: float | None) -> None:
+        seconds = CLOSE_SECONDS if deadline is None else deadline - time.monotonic()
+        self._aside.readers.join(seconds)

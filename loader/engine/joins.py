@@ -1,20 +1,17 @@
 """Workers that several pipelines share: those of the datasets below a combination, and the one that draws from them."""
 
+import contextlib
 import weakref
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, final
+from collections.abc import Callable, Hashable, Iterator
+from typing import final
 
 from millstream.core.signals import interrupts
-from millstream.loader.engine.engine import Engine, Executor
+from millstream.loader.engine.engine import Budget, Engine
 from millstream.loader.engine.substreams import Substream
+from millstream.loader.engine.workers import WorkerSlots
 from millstream.loader.measuring import Profiler
-from millstream.loader.pipeline.calls import Outputs, Position
+from millstream.loader.pipeline.calls import Outputs
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.pipeline.plan import Plan
-
-if TYPE_CHECKING:
-    from millstream.loader.engine.budget import WorkerSlots
-    from millstream.loader.scheduling.feed import Feed
 
 
 @final
@@ -48,16 +45,16 @@ class SharedWorkers:
     def has_led(self) -> bool:
         return self._leader is not None
 
-    def fail(self, error: BaseException) -> None:
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
         """Ends the leader if an error may have left it in any state. One that draws elements handles most errors."""
-        leader = self.current_leader
-        if leader is not None and (self._start_leader is not None or interrupts(error)):
-            leader.close()
-
-    @property
-    def reference(self) -> weakref.ref[Engine] | None:
-        """A reference to the leader."""
-        return self._leader
+        try:
+            yield
+        except BaseException as error:
+            leader = self.current_leader
+            if leader is not None and (self._start_leader is not None or interrupts(error)):
+                leader.close()
+            raise
 
     @property
     def current_leader(self) -> Engine | None:
@@ -65,35 +62,28 @@ class SharedWorkers:
         return None if leader is None or leader.is_orphaned else leader
 
     @property
-    def slots(self) -> "WorkerSlots":
-        """The budget of the consumer's pipeline, which begins all calls. Its engine is started on demand."""
+    def leader(self) -> Engine:
+        """The engine of the consumer's pipeline, which runs all calls. It is started on demand."""
         start = None if self._start_leader is None else self._start_leader()
         if self.current_leader is None and start is not None:
             start()
         leader = self.current_leader
-        if leader is None or leader.slots is None:
+        if leader is None:
             raise AssertionError("the leader draws all elements")
-        return leader.slots
+        return leader
 
 
 @final
-class SubstreamExecutor(Executor):
-    """Runs a pass over one of the other pipelines. The engine of the consumer's pipeline runs its calls."""
+class Joined(Budget):
+    """The calls of a pass over one of the other pipelines, which the engine of the consumer's pipeline begins."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        position: Position,
-        *,
-        profiler: Profiler,
-        shared_workers: SharedWorkers,
-        name: Hashable,
-        feed: "Feed | None",
-    ) -> None:
-        super().__init__(plan, position, feed)
-        self._substream = Substream.in_workers(plan, self._schedule, profiler, is_fed=feed is not None)
+    runs_ahead = True
+
+    def __init__(self, engine: Engine, *, shared: SharedWorkers, name: Hashable, profiler: Profiler) -> None:
+        substream = Substream.in_workers(engine.plan, engine.schedule, profiler, is_fed=engine.is_fed)
+        super().__init__(engine, substream)
+        self._shared = shared
         self._name = name
-        self._shared_workers = shared_workers
         self._admitted_by: weakref.ref[Engine] | None = None
 
     @property
@@ -101,42 +91,43 @@ class SubstreamExecutor(Executor):
         if self._admitted_by is None:
             return False
         leader = self._admitted_by()
-        return leader is None or leader is not self._shared_workers.current_leader
+        return leader is None or leader is not self._shared.current_leader
 
     @property
     def runs_user_code_here(self) -> bool:
-        return self._substream.is_fed
+        return self.substream.is_fed
+
+    def call_here(self) -> None:
+        """Returns None: the consumer's engine has all calls."""
+
+    def begin(self) -> None:
+        with self._shared.guarded():
+            leader = self._shared.leader
+            if self._admitted_by is None:
+                slots_of(leader).place.admit(self.substream, self._name)
+                self._admitted_by = weakref.ref(leader)
 
     def start(self) -> None:
-        try:
-            self._admit()
-        except BaseException as error:
-            self._shared_workers.fail(error)
-            raise
+        self.begin()
 
-    def next_outputs(self) -> Outputs | None:
-        schedule, shared = self._schedule, self._shared_workers
-        try:
-            self._admit()
-            while (outputs := schedule.pop()) is None:
-                if schedule.exhausted:
-                    return None
-                shared.slots.work_for(self._substream)
-            shared.slots.work_ahead()
-            shared.slots.substreams.record_drawn(self._substream, len(outputs.values) - outputs.first)
-        except BaseException as error:
-            shared.fail(error)
-            raise
-        return outputs
+    def wait(self) -> None:
+        with self._shared.guarded():
+            slots_of(self._shared.leader).work_for(self.substream)
 
-    def close(self, deadline: float | None = None) -> None:  # noqa: ARG002  (it waits for nothing)
+    def end(self, outputs: Outputs) -> None:
+        with self._shared.guarded():
+            slots = slots_of(self._shared.leader)
+            slots.work_ahead()
+            slots.substreams.record_drawn(self.substream, len(outputs.values) - outputs.first)
+
+    def close(self, deadline: float | None) -> None:  # noqa: ARG002  (it waits for nothing)
         """Drops all work. The workers stay."""
         leader = None if self._admitted_by is None else self._admitted_by()
-        if leader is not None and leader.slots is not None:
-            leader.slots.substreams.remove(self._substream)
+        if leader is not None:
+            slots_of(leader).substreams.remove(self.substream)
 
-    def _admit(self) -> None:
-        slots = self._shared_workers.slots
-        if self._admitted_by is None:
-            slots.place.admit(self._substream, self._name)
-            self._admitted_by = self._shared_workers.reference
+
+def slots_of(leader: Engine) -> WorkerSlots:
+    if not isinstance(leader.budget, WorkerSlots):
+        raise AssertionError("a leader has workers")  # noqa: TRY004
+    return leader.budget

@@ -10,13 +10,14 @@ Guarantees:
     * Calls that have not begun are dropped by `close()`, and when the owner ends.
 """
 
+import abc
 import contextlib
 import dataclasses
 import functools
 import queue
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from millstream.core.columnar import Allocate
 from millstream.core.signals import is_from_signal_handler
@@ -33,28 +34,39 @@ if TYPE_CHECKING:
     from millstream.loader.scheduling.status import ExecutorStatus
 
 
-class Place(Protocol):
-    """A place outside of the consumer's thread. Except for `close` and `status`, that thread uses it."""
+class Place(abc.ABC):
+    """A place outside of the consumer's thread. Except for `close`, `status` and `stacks`, that thread uses it."""
 
     @property
+    @abc.abstractmethod
     def in_flight(self) -> int:
         """The number of calls submitted and not complete."""
 
+    @abc.abstractmethod
     def submit(self, call: Call) -> None:
         """Begins a call."""
 
+    @abc.abstractmethod
     def accept(self) -> None:
         """Completes the calls that have finished, without waiting."""
 
+    @abc.abstractmethod
     def wait(self) -> None:
         """Completes a call, after waiting for it for a bounded time. Reports a stall, and gives up its call."""
 
+    @abc.abstractmethod
     def check_process(self) -> None:
         """Raises a RuntimeError in a forked process, which must not use the place."""
 
+    @abc.abstractmethod
     def status(self, others: "ExecutorStatus") -> "ExecutorStatus":
         """Adds a snapshot of this place to that of others. Thread-safe."""
 
+    def stacks(self) -> dict[int, str]:
+        """Returns the stacks of worker processes by process ID, if they can be had here. Thread-safe."""
+        return {}
+
+    @abc.abstractmethod
     def close(self) -> None:
         """Drops all calls. Idempotent and thread-safe."""
 
@@ -109,7 +121,7 @@ class _Finished(NamedTuple):
 
 
 @final
-class Threads:
+class Threads(Place):
     """Runs calls of one plan in threads that may be shared.
 
     Args:

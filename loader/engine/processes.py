@@ -6,11 +6,11 @@ from typing import Any, final
 
 from millstream.core.warn import log_warning
 from millstream.errors import WorkerDiedError
+from millstream.loader.engine.engine import Engine
 from millstream.loader.engine.substreams import Substream
-from millstream.loader.engine.workers import Owner, Workers
+from millstream.loader.engine.workers import Workers
 from millstream.loader.measuring import HAND_OVER
 from millstream.loader.pipeline.calls import Blocks, Call
-from millstream.loader.pipeline.plan import Plan
 from millstream.loader.processes.channel import Exited, PipelineFailed, Result, Task
 from millstream.loader.processes.pool import Event, Pool, Worker
 from millstream.loader.processes.process_report import (
@@ -24,7 +24,6 @@ from millstream.loader.processes.process_report import (
     wait_for_stacks,
     waits_for_stacks,
 )
-from millstream.loader.scheduling.schedule import Schedule
 from millstream.loader.transport.payload import release, unpack, unpack_failure
 from millstream.loader.workers.call_runner import CallResult
 
@@ -40,11 +39,11 @@ class Processes(Workers[Worker]):
     _are_local = True
     _noun = "worker process"
 
-    def __init__(self, plan: Plan, schedule: Schedule, owner: Owner, **options: Any) -> None:
-        super().__init__(plan, schedule, owner, **options)
+    def __init__(self, engine: Engine, **options: Any) -> None:
+        super().__init__(engine, **options)
         self._unpack = self._profiler.timed(HAND_OVER, unpack)
         self._deaths_of_fork_server = 0
-        self.substreams.own.pipeline = self._pool.vary(plan.pipeline.variant)
+        self.substreams.own.pipeline = self._pool.vary(engine.plan.pipeline.variant)
 
     def stacks(self) -> dict[int, str]:
         """Returns the stacks of the workers by process ID, without those still starting. Thread-safe.

@@ -11,20 +11,21 @@ Guarantees:
 import abc
 import dataclasses
 import functools
+import time
 import weakref
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, final
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, final
 
 from millstream.core.signals import is_from_signal_handler
 from millstream.core.warn import log_warning
 from millstream.errors import WorkerDiedError, WorkerStalledError
+from millstream.loader.engine.engine import Budget, Engine
+from millstream.loader.engine.places import Place
 from millstream.loader.engine.substreams import Substream, Substreams
 from millstream.loader.measuring import Profiler
-from millstream.loader.pipeline.calls import Blocks, Call
+from millstream.loader.pipeline.calls import Blocks, Call, Outputs
 from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.assignments import Assignments
-from millstream.loader.scheduling.schedule import Schedule
 from millstream.loader.threads import waiting
 from millstream.loader.threads.options import MultiprocessingOptions
 from millstream.loader.threads.shared_threads import Concurrency
@@ -102,23 +103,11 @@ class DeathsAtStart:
             raise WorkerDiedError(text)
 
 
-class Owner(Protocol):
-    """The engine of a place.
-
-    Attributes:
-        requests: not empty during a request of the consumer, and after one that was interrupted.
-    """
-
-    requests: list[None]
-
-
-class Workers(abc.ABC, Generic[WorkerT]):
+class Workers(Place, Generic[WorkerT]):
     """Runs calls in the workers of a pool.
 
     Args:
-        owner: the engine. When it ends, the workers return to their pools, unless a request was interrupted.
-        is_fed: True if elements of stage 0 are drawn.
-        max_bytes: the maximum total size of elements in work or finished, besides that of the pool.
+        engine: the engine. When it ends, the workers return to their pools, unless a request was interrupted.
 
     Attributes:
         substreams: the streams whose calls run here.
@@ -129,30 +118,21 @@ class Workers(abc.ABC, Generic[WorkerT]):
     _noun: ClassVar[str]  # For log and errors.
 
     def __init__(
-        self,
-        plan: Plan,
-        schedule: Schedule,
-        owner: Owner,
-        *,
-        profiler: Profiler,
-        pools: WarmPools[Any],
-        options: MultiprocessingOptions,
-        is_fed: bool,
-        max_bytes: int,
+        self, engine: Engine, *, profiler: Profiler, pools: WarmPools[Any], options: MultiprocessingOptions
     ) -> None:
-        self._plan = plan
+        self._plan = plan = engine.plan
         self._profiler = profiler
         self._pool: Pool[WorkerT] = pools.take()
         # `break` in a loop drops its iterator. The next one finds the workers warm.
-        self._release = functools.partial(release, weakref.ref(pools), weakref.ref(self._pool), owner.requests)
-        self._returning = weakref.finalize(owner, self._release)
+        self._release = functools.partial(release, weakref.ref(pools), weakref.ref(self._pool), engine.requests)
+        self._returning = weakref.finalize(engine, self._release)
         self._returning.atexit = False
         if plan.source_is_stream:
             # The next iterator has to find the beginning of the stream that these workers have read from.
             self._returning.detach()
         self._options = options
-        max_bytes = min(self._pool.max_bytes, max_bytes)
-        own = Substream.in_workers(plan, schedule, profiler, is_fed=is_fed, max_bytes=max_bytes)
+        max_bytes = min(self._pool.max_bytes, engine.local.max_bytes)
+        own = Substream.in_workers(plan, engine.schedule, profiler, is_fed=engine.is_fed, max_bytes=max_bytes)
         self.substreams = Substreams(own, self._pool.max_bytes, self._pool.flight_bytes)
         self._assignments = Assignments(self.substreams, self._pool.call_numbers)
         self.reads = ReadsInFlight(self._pool.max_reads)
@@ -235,10 +215,6 @@ class Workers(abc.ABC, Generic[WorkerT]):
             num_calls, waited = len(calls), worker.clock.waited
             workers.append(WorkerStatus(worker.number, worker.pid, self._are_local, num_calls, text, waited))
         return dataclasses.replace(others, ready=others.ready + finished, workers=tuple(workers))
-
-    def stacks(self) -> dict[int, str]:
-        """Returns the stacks of the workers by process ID, if they can be had here. Thread-safe."""
-        return {}
 
     def pause(self) -> None:
         """Releases the pool to the next iterator, with warm workers. Calls in work are finished and dropped."""
@@ -341,3 +317,83 @@ class Workers(abc.ABC, Generic[WorkerT]):
         self._assignments.lose(lost)
         self._pool.replace(worker)
         self.submit_lost()
+
+
+@final
+class WorkerSlots(Budget):
+    """The calls that workers accept, of one stream or of several, within bytes.
+
+    Args:
+        take: takes workers from a pool for an engine.
+
+    User code runs in workers only. The consumer's thread also copies elements into regrouped batches, if a stage does
+    no more than that.
+    """
+
+    runs_ahead = True
+    place: Workers[Any]
+
+    def __init__(self, engine: Engine, take: Callable[[Engine], Workers[Any]]) -> None:
+        self.place = place = take(engine)
+        self.substreams = place.substreams
+        super().__init__(engine, place.substreams.own)
+        self._here = engine.here
+
+    @property
+    def runs_user_code_here(self) -> bool:
+        return self.substream.is_fed
+
+    def call_here(self) -> None:
+        """Returns None: what runs here begins like the other calls."""
+
+    def issue(self) -> None:
+        if self.place.submit_lost():
+            for substream in self.substreams.by_urgency():
+                if not self._issue_from(substream):
+                    self.substreams.wake(substream)
+                    return
+
+    def wait(self) -> None:
+        start = time.perf_counter()
+        self.place.wait()
+        self.place.reads.waited(time.perf_counter() - start)
+
+    def end(self, outputs: Outputs) -> None:  # noqa: ARG002
+        self.place.reads.delivered(time.perf_counter())
+
+    def pause(self) -> None:
+        self.place.pause()
+
+    def close(self, deadline: float | None) -> None:  # noqa: ARG002  (it waits for nothing)
+        self.place.close()
+
+    def work_for(self, substream: Substream) -> None:
+        """Works for an iterator that draws from another stream, until something has changed."""
+        with self.substreams.waiting_for(substream):
+            self.issue()
+            if substream.in_flight or not self.place.has_room:
+                self.place.wait()
+
+    def work_ahead(self) -> None:
+        """Begins the next calls of other streams, if no outputs of its own will be requested."""
+        if self.substream.schedule.exhausted:
+            self.place.accept()
+            self.issue()
+
+    def _issue_from(self, substream: Substream) -> bool:
+        """Returns False if no worker accepts more."""
+        place = self.place
+        while (stage := substream.schedule.next_stage) is not None:
+            if not substream.plan.stages[stage].runs_user_code:
+                if (call := substream.take(stage)) is not None:
+                    self._here.run(substream.plan, call, self.substreams)
+                continue
+            if not place.has_room:
+                return False
+            if stage == 0 and not self.substreams.may_begin(substream, place.max_calls, place.buffered_calls):
+                return True
+            # Drawing may begin other calls meanwhile, or a worker may die.
+            call = substream.take(stage)
+            if call is not None:
+                place.submit(call)
+        return True

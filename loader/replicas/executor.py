@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.warn import log_info, log_warning
-from millstream.loader.engine.engine import Executor
+from millstream.loader.engine.engine import Engine
 from millstream.loader.monitoring import is_of_own_user
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.failing_records import FailuresByShard, FailuresOfPass
@@ -36,7 +36,7 @@ _NOTHING = np.empty(0, np.uint8)
 
 @final
 class SharedExecutor:
-    """Delivers the outputs of a group of processes. It is used like an `Executor`.
+    """Delivers the outputs of a group of processes. It is used like an `Engine`.
 
     Args:
         make: creates an executor of this process at a position.
@@ -48,7 +48,7 @@ class SharedExecutor:
 
     def __init__(
         self,
-        make: Callable[[Position], Executor],
+        make: Callable[[Position], Engine],
         plan: Plan,
         position: Position,
         *,
@@ -66,7 +66,7 @@ class SharedExecutor:
         self._closing: weakref.finalize[[], Any] = weakref.finalize(self, int)
         self._reader: Reader | None = None
         # The executor of this process if it reads by itself, and when and from where on it may join again.
-        self._alone: Executor | None = None
+        self._alone: Engine | None = None
         self._retry_at = self._retry_seconds = 0.0
         self._retry_from: Position | None = None
         self._may_join = True
@@ -162,7 +162,7 @@ class SharedExecutor:
         self._is_unread = True
         return outputs
 
-    def _outputs_alone(self, alone: Executor) -> Outputs | None:
+    def _outputs_alone(self, alone: Engine) -> Outputs | None:
         outputs = alone.next_outputs()
         self._add_failures(taken_failures(alone))
         if outputs is not None:

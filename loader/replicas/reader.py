@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from millstream.core.signals import is_from_signal_handler
-from millstream.loader.engine.engine import Executor, GivenUp
+from millstream.loader.engine.engine import Engine, GivenUp
 from millstream.loader.monitoring import is_of_own_user
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.failing_records import FailuresByShard, FailuresOfPass
@@ -121,7 +121,7 @@ class Reader:
     """
 
     def __init__(
-        self, listener: socket.socket, make: Callable[[Position], Executor], plan: Plan, position: Position
+        self, listener: socket.socket, make: Callable[[Position], Engine], plan: Plan, position: Position
     ) -> None:
         self.error: BaseException | None = None
         self.has_ended = False
@@ -129,7 +129,7 @@ class Reader:
         self._make = make
         self._plan = plan
         self._start = self._head = position
-        self._executor: Executor | None = None
+        self._executor: Engine | None = None
         self._members: list[_Member] = []
         self._entries: collections.deque[_Entry] = collections.deque()
         # The number of the first entry that is kept, and the failures of kept outputs and of what follows.
@@ -417,6 +417,6 @@ def _notify(waker: socket.socket) -> None:
         waker.send(b"\0", socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
 
-def taken_failures(executor: Executor) -> FailuresByShard:
+def taken_failures(executor: Engine) -> FailuresByShard:
     """Removes the failures that an executor has found, and returns them without their exceptions."""
     return [] if executor.failures is None else executor.failures.take()

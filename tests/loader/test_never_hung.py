@@ -18,7 +18,7 @@ import pytest
 
 import millstream
 from millstream.experimental import InterleaveIterDataset
-from millstream.loader.engine.budget import ReadAhead
+from millstream.loader.engine.engine import ReadAhead
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -196,9 +196,9 @@ def test_only_plain_data_in_memory_is_read_in_the_consumers_thread(tmp_path: Pat
             for _ in range(12):
                 next(iterator)
             engine: Any = iterator._executor
-            assert isinstance(engine._budget, ReadAhead)
-            engine._budget._costs.seconds = [0.0]
-            assert engine._budget._is_quick(0) == is_plain, source
+            assert isinstance(engine.budget, ReadAhead)
+            engine.budget._costs.seconds = [0.0]
+            assert engine.budget._is_quick(0) == is_plain, source
 
 
 def refuse_threads(error: type[Exception], self: threading.Thread, *, start: Callable[[Any], None]) -> None:

@@ -19,6 +19,7 @@ import psutil
 
 import millstream
 from millstream.loader.engine.engine import Engine
+from millstream.loader.engine.workers import WorkerSlots
 from support.faults.memory_limits import memory_limit
 from support.processes.worker_pools import blameless_workers, fork_server_of, place_of, pool_of, send
 
@@ -223,9 +224,8 @@ def is_working(iterator: millstream.DataLoaderIterator) -> bool:
     iterator.start_prefetch()
     # Those of datasets below a join are not known.
     executor = getattr(getattr(iterator, "_inner", iterator), "_executor", None)
-    return (
-        isinstance(executor, Engine) and executor.slots is not None and pool_of(iterator)._state.fork_server is not None
-    )
+    has_workers = isinstance(executor, Engine) and isinstance(executor.budget, WorkerSlots)
+    return has_workers and pool_of(iterator)._state.fork_server is not None
 
 
 def proceed(handle: int) -> None:

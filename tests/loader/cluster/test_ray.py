@@ -115,9 +115,8 @@ def pool_of(iterator: millstream.DataLoaderIterator) -> ActorPool:
 def place_of(iterator: millstream.DataLoaderIterator) -> Actors:
     engine = iterator._executor
     assert isinstance(engine, Engine)
-    assert engine.slots is not None
-    assert isinstance(engine.slots.place, Actors)
-    return engine.slots.place
+    assert isinstance(engine.budget.place, Actors)
+    return engine.budget.place
 
 
 @UNEVEN_ENDS

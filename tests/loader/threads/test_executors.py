@@ -14,8 +14,7 @@ import pytest
 
 import millstream
 from millstream.loader.engine import policy
-from millstream.loader.engine.budget import ReadAhead
-from millstream.loader.engine.engine import Engine
+from millstream.loader.engine.engine import Engine, ReadAhead
 from millstream.loader.threads import shared_threads, shared_work, waiting
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.transforms import Batch, Filter, Map
@@ -37,8 +36,8 @@ def loader_of(
 
 def budget_of(engine: object) -> ReadAhead:
     assert isinstance(engine, Engine)
-    assert isinstance(engine._budget, ReadAhead)
-    return engine._budget
+    assert isinstance(engine.budget, ReadAhead)
+    return engine.budget
 
 
 def rushed(loader: millstream.DataLoader) -> millstream.DataLoaderIterator:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import millstream
-from millstream.loader.engine.budget import ReadAhead
-from millstream.loader.engine.engine import Engine
+from millstream.loader.engine.engine import Engine, ReadAhead
 from millstream.loader.threads import options
 from millstream.transforms import Batch, Filter, FlatMap, Map, Transformation
 from support.processes.worker_pools import made_all
@@ -64,8 +63,8 @@ def test_what_is_read_ahead_takes_no_more_bytes_than_allowed(shape: str, worker_
             held = file.stat().st_size * RECORD_BYTES - delivered
             assert held <= MAX_BYTES * weight + 2 * max(size, 4 * RECORD_BYTES)
             engine = iterator._running_executor()
-            if isinstance(engine, Engine) and isinstance(engine._budget, ReadAhead):
-                engine._budget.calls_ahead = 10_000  # As once the consumer has often waited.
+            if isinstance(engine, Engine) and isinstance(engine.budget, ReadAhead):
+                engine.budget.calls_ahead = 10_000  # As once the consumer has often waited.
 
 
 class Waiting(Recorded):

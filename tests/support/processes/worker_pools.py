@@ -64,8 +64,8 @@ BAD = EXPECTED[STEP][2]
 
 def place_of(iterator: millstream.DataLoaderIterator) -> Processes:
     engine = getattr(iterator, "_inner", iterator)._executor  # A chain has the iterator of a loader.
-    assert isinstance(engine.slots.place, Processes)
-    return engine.slots.place
+    assert isinstance(engine.budget.place, Processes)
+    return engine.budget.place
 
 
 def pool_of(iterator: millstream.DataLoaderIterator) -> Pool:
