@@ -245,13 +245,23 @@ class ReadIterator(EngineIterator):
         known_step, known = self._known
         if known_step == step:
             return known
-        partition = self._execution.plan.partition
-        cursor = SavedCursor(step * partition.global_block, (0,) * self._num_stages, is_final=False)
-        if partition.whole_blocks is not None and step > partition.whole_blocks:
-            cursor = cursor._replace(position=partition.length or 0, is_final=True)
-        position = self._saved(step, cursor)
+        number, block, whole_blocks = self._blocks
+        if whole_blocks is None or step <= whole_blocks:
+            # The beginning of a block, with its text, as most streams of a mixture have one for each state.
+            start = step * block
+            position = SavedPosition((number, step, start))
+            position.text = f"[{number},{step},{start}]"
+        else:
+            length = self._execution.plan.partition.length or 0
+            position = self._saved(step, SavedCursor(length, (0,) * self._num_stages, is_final=True))
         self._known = step, position
         return position
+
+    @functools.cached_property
+    def _blocks(self) -> tuple[int, int, int | None]:
+        """The number of the fingerprint, the size of a block of the dense plan, and the number of complete ones."""
+        partition = self._execution.plan.partition
+        return self._number, partition.global_block, partition.whole_blocks
 
     def _saved(self, step: int, cursor: SavedCursor) -> SavedPosition:
         # Most positions are at the beginning of a block.
@@ -342,6 +352,7 @@ class ReadIterator(EngineIterator):
         inner.resume(saved._replace(stream=stream))
         dense = self._execution, self._inner
         self._execution, self._own_stream, self._is_dense, self._inner = execution, stream, False, inner
+        vars(self).pop("_blocks", None)
         self._take_over(*dense)
 
     def _change_plan(self, missing: AbsentElement) -> None:

@@ -73,6 +73,8 @@ class MixedIterator(RecoveringIterator[Any]):
         self._due: NDArray[Any] = np.empty(0, np.int64)
         # Named datasets may have other weights from a saved position on.
         self._saved_names = SavedPosition(mixing.names) if is_named else None
+        # The number of elements drawn from each stream at the latest position that was saved, and their positions.
+        self._known_below: tuple[Sequence[int], Sequence[Any]] = [-1] * len(self._parents), [None] * len(self._parents)
 
     def below(self) -> Iterator[tuple[str, Any]]:
         return zip(map(str, self._names or range(len(self._parents))), self._parents, strict=True)
@@ -141,8 +143,14 @@ class MixedIterator(RecoveringIterator[Any]):
 
         All of them have random access.
         """
-        parents = [parent.position_after(count) for parent, count in zip(self._parents, drawn, strict=True)]
-        return self._position(parents, position, ended=False)
+        # The streams that did not move have the positions that they had.
+        before, known = self._known_below
+        positions = [
+            saved if count == old else parent.position_after(count)
+            for parent, count, old, saved in zip(self._parents, drawn, before, known, strict=True)
+        ]
+        self._known_below = drawn, positions
+        return self._position(positions, position, ended=False)
 
     def _position(self, parents: list[Any], step: int, *, ended: bool) -> SavedPosition:
         weights = saved_weights(self._mixing, step) if self._names is None else None

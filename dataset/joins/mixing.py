@@ -226,6 +226,8 @@ class MixtureIterator(EngineIterator):
         self._inputs_have_workers = inputs_have_workers
         # False once an element was missing: states are then those of the drawn stream.
         self._is_random = True
+        # The latest position that was saved, and what it was made from.
+        self._known: tuple[Any, SavedPosition] = None, SavedPosition()
         self._begin, self._lead, self._mixed_from = 0, (0,) * len(parents), self._mixed
         self._execution, self._inner = self._engine_of(self._mixed)
 
@@ -237,15 +239,20 @@ class MixtureIterator(EngineIterator):
         if not self._is_random:
             return position_of(self._fed)  # type: ignore[return-value]  # it is one of the library
         position, step = self._inner.position_and_step()
+        if (position, step) == self._known[0]:
+            return self._known[1]
         (cursor,) = position
         first = self._first_of(cursor.block, self._mixed_from)
         drawn: Sequence[int] = self._stream.drawn_at(first)
         if self._mixed_from is not self._mixed:
             drawn = [count + lead for count, lead in zip(drawn, self._lead, strict=True)]
-        return self._fed.position_of(position, step, cursor.block, self._stream.position_after(first, drawn))
+        saved = self._fed.position_of(position, step, cursor.block, self._stream.position_after(first, drawn))
+        self._known = (position, step), saved
+        return saved
 
     def _move_to(self, position: Any, stream: Stream | None = None) -> None:
         self._check_open()
+        self._known = None, SavedPosition()
         block = self._fed.restore(position, stream)
         if self._is_random and not self._follow(block):
             self._draw()

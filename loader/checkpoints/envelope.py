@@ -16,8 +16,10 @@ import copy
 import functools
 import itertools
 import json
+import json.encoder
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import NoneType
 from typing import Any, NamedTuple, TypeAlias, final
 
 from millstream.errors import CheckpointError
@@ -90,7 +92,15 @@ def _text_of(item: Any) -> str:
     if kind is UsersState:
         text: str = item.text
         return text
-    return _text_of_all(item) if kind is tuple else json.dumps(item)
+    if kind is tuple:
+        return _text_of_all(item)
+    # As `json.dumps`, at a tenth of its cost.
+    return _CONSTANTS[item] if kind in _OF_CONSTANTS else _quoted(item) if kind is str else json.dumps(item)
+
+
+_CONSTANTS = {None: "null", True: "true", False: "false"}
+_OF_CONSTANTS = (bool, NoneType)
+_quoted = json.encoder.encode_basestring_ascii
 
 
 def _states_in(items: Iterable[Any]) -> Iterable[Any]:
@@ -142,7 +152,7 @@ def sealed_dict(position: SavedPosition, stream: Any, ending: bytes) -> dict[str
     The position begins with its description and its step.
     """
     step, states = position[1], position.states
-    beginning = f'{{"format":"{FORMAT}","kind":"{CHAIN}","position":{json.dumps(position.text)}'
+    beginning = f'{{"format":"{FORMAT}","kind":"{CHAIN}","position":{_quoted(position.text)}'
     # A user's states can be written as JSON only if they are saved.
     text = f'{beginning},"states":{_canonical(states) if states else "[]"},"step":{step}'
     return {
