@@ -305,42 +305,38 @@ def shards_of(folder: Path) -> list[Path]:
     return sorted(folder.glob("b-*.bag"))
 
 
-@pytest.fixture
-def killed(request: pytest.FixtureRequest, tmp_path: Path, long_text: Path) -> tuple[list[Any], dict[str, int]]:
-    """A conversion that was killed when a few of its files were there: its command, and these files by name."""
-    command = ["convert", long_text, "b.bag", "--shards=50", f"--jobs={request.param}"]
-    with subprocess.Popen([*COMMAND, *map(str, command)], cwd=tmp_path) as process:
+def test_what_was_killed_is_resumed_by_the_same_conversion_alone(tmp_path: Path, long_text: Path) -> None:
+    """Other options or input are refused. The same ones resume: finished files stay, and every record is written once.
+
+    With --overwrite, any conversion starts over.
+    """
+    command = ["convert", str(long_text), "b.bag", "--shards=50", "--jobs=2"]
+
+    def inodes() -> dict[str, int]:
+        return {path.name: path.stat().st_ino for path in shards_of(tmp_path)}
+
+    with subprocess.Popen([*COMMAND, *command], cwd=tmp_path) as process:
         while len(shards_of(tmp_path)) < 3:
             assert process.poll() is None
         process.kill()
-    return command, {path.name: path.stat().st_ino for path in shards_of(tmp_path)}
-
-
-@pytest.mark.parametrize("killed", [1, 2], indirect=True)
-def test_what_was_killed_is_resumed(killed: tuple[list[Any], dict[str, int]], tmp_path: Path) -> None:
-    """A conversion that was killed is resumed: finished files stay, and every record is written once."""
-    command, finished = killed
+    finished, text, status = inodes(), long_text.read_bytes(), long_text.stat()
     assert 3 <= len(finished) < 50
     assert (tmp_path / ".b.bag.conversion" / "plan.json").exists()
-    run_here(*command, folder=tmp_path)
-    after = {path.name: path.stat().st_ino for path in shards_of(tmp_path)}
-
-    assert len(after) == 50
-    assert {name: after[name] for name in finished} == finished
-    assert records_in(*shards_of(tmp_path)) == [b"line %d" % number for number in range(150_000)]
-    assert not (tmp_path / ".b.bag.conversion").exists()
-
-
-@pytest.mark.parametrize("killed", [1], indirect=True)
-def test_another_conversion_is_not_mixed_with_it(killed: tuple[list[Any], dict[str, int]], tmp_path: Path) -> None:
-    """A conversion with other options or input does not continue a killed one without --overwrite."""
-    command, finished = killed
     _, reported = run_here(*command, "--encode=json", folder=tmp_path, status=1)
     assert "has a different encode: {'name': 'raw', 'feature': None, 'dtype': None}, here {'name': 'json'" in reported
-    (tmp_path / "a.txt").write_text("one\n" * 60)
+    long_text.write_text("one\n" * 60)
     _, reported = run_here(*command, folder=tmp_path, status=1)
     assert "has a different source" in reported
-    assert {path.name: path.stat().st_ino for path in shards_of(tmp_path)} == finished
+    assert inodes() == finished
+
+    long_text.write_bytes(text)
+    os.utime(long_text, ns=(status.st_atime_ns, status.st_mtime_ns))
+    run_here(*command, folder=tmp_path)
+    assert len(inodes()) == 50
+    assert finished.items() <= inodes().items()
+    assert records_in(*shards_of(tmp_path)) == [b"line %d" % number for number in range(150_000)]
+    assert not (tmp_path / ".b.bag.conversion").exists()
+    long_text.write_text("one\n" * 60)
     run_here(*command, "--overwrite", folder=tmp_path)
     assert records_in(*shards_of(tmp_path)) == [b"one"] * 60
 
