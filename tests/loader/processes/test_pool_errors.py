@@ -176,6 +176,9 @@ def test_a_pipeline_that_cannot_be_pickled_is_named() -> None:
     source.lock = threading.Lock()
     with pytest.raises(TypeError, match=r"data_source \(attribute lock\) cannot be sent to worker proc"):
         next(iter(loader_of(data_source=source)))
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="worker_init_fn cannot be sent to worker proc"):
+        next(iter(loader_of(worker_init_fn=lambda *_: lock.release())))
 
     class Trainer:
         def __init__(self) -> None:
