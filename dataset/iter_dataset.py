@@ -52,9 +52,8 @@ from millstream.dataset.stream_steps import (
 )
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.views import visualized
-from millstream.samplers.mixtures.mixing import Mixing
-from millstream.samplers.mixtures.mixing_schedule import FIRST_EXHAUSTED
-from millstream.samplers.mixtures.mixture_checks import named_components
+from millstream.samplers.mixtures.components import named_components
+from millstream.samplers.mixtures.mixing import FIRST_EXHAUSTED, Mixing
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.given import as_transformation
 from millstream.transforms.regrouping import Rebatch, WindowShuffle

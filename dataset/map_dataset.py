@@ -43,9 +43,8 @@ from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import HANDED, Source
 from millstream.dataset.stream_steps import Read
 from millstream.loader.threads.options import ReadOptions
-from millstream.samplers.mixtures.mixing import Mixing
-from millstream.samplers.mixtures.mixing_schedule import FIRST_EXHAUSTED
-from millstream.samplers.mixtures.mixture_checks import named_components
+from millstream.samplers.mixtures.components import named_components
+from millstream.samplers.mixtures.mixing import FIRST_EXHAUSTED, Mixing
 from millstream.sources import DataSource
 from millstream.sources.source_checks import check_range, check_readable
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from millstream.core.checks import named_arguments
 from millstream.core.randomness import Purpose, as_seed, derive_seed, derive_seeds
 from millstream.dataset.map_dataset import MapDataset
-from millstream.samplers.mixtures.mixture_checks import checked_weights
+from millstream.samplers.mixtures.mixing import checked_weights
 from millstream.samplers.mixtures.proportions import proportions
 from millstream.samplers.permutation import permute_blocks
 from millstream.sources import DataSource

@@ -19,10 +19,8 @@ from millstream.loader.pipeline.elements import Origins
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan, keys_in_epochs
 from millstream.loader.threads.thread_settings import ThreadSettings, in_fresh_thread
-from millstream.samplers.base import checked_keys_at
-from millstream.samplers.epochs import whole_numbers
-from millstream.samplers.order import Occurrences, checked_keys, checked_stop
-from millstream.samplers.protocols import has_varying_batches, is_mixed, is_packed
+from millstream.samplers.base import checked_keys_at, has_varying_batches, is_mixed, is_packed
+from millstream.samplers.order import Occurrences, checked_keys, checked_stop, whole_numbers
 from millstream.sharding import NoSharding, ShardOptions
 from millstream.sources import ConcatenatedDataSource
 from millstream.sources.base import ChainOrigins

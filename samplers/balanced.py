@@ -3,7 +3,6 @@
 import copy
 import heapq
 import operator
-import zlib
 from collections.abc import Sequence
 from typing import Any, Self, cast, final
 
@@ -18,15 +17,19 @@ from millstream.record import RecordMetadata
 from millstream.samplers.base import (
     POSITION_LIMIT,
     AdaptedSampler,
+    Located,
+    MixedPackedSampler,
     VectorisedSampler,
     checked_keys_at,
     checked_positions,
+    has_varying_batches,
+    is_mixed,
+    is_packed,
     largest_key,
     position_limit,
     vectorised,
 )
-from millstream.samplers.order import Occurrences, Order, positions_between
-from millstream.samplers.protocols import Located, MixedPackedSampler, has_varying_batches, is_mixed, is_packed
+from millstream.samplers.order import Occurrences, Order, amounts, counted_crc, positions_between
 from millstream.sharding import ShardOptions
 
 _LARGEST_COST = 1 << 31
@@ -104,8 +107,7 @@ class BalancedSampler(Order):
         """Returns the class, the arguments, and the fingerprint of the order, or its class; of the costs, a CRC."""
         own = getattr(self.order, "fingerprint", None)
         of = own() if callable(own) else type(self.order).__name__
-        crc = zlib.crc32(self._costs.astype("<i8", copy=False).data)
-        fields = f"costs={len(self._costs)}#{crc:08x} global_batch_size={self.global_batch_size} parts={self.parts}"
+        fields = f"costs={counted_crc(self._costs)} global_batch_size={self.global_batch_size} parts={self.parts}"
         return f"BalancedSampler {fields} of {of}"
 
     @property
@@ -301,14 +303,7 @@ class BalancedSampler(Order):
 
 def _as_integer_costs(costs: Any) -> NDArray[np.int64]:
     """Returns costs in proportion to the given ones, as integers from 0 to `_LARGEST_COST`."""
-    array = np.asarray(costs)
-    if array.ndim != 1 or not array.size:
-        raise ValueError(f"costs must be a one-dimensional array of numbers, got an array of shape {array.shape}.")
-    if array.dtype.kind not in "iuf":
-        raise TypeError(f"costs must be numbers, got an array of dtype {array.dtype}.")
-    array = array.astype(np.float64)
-    if not (np.isfinite(array).all() and array.min() >= 0):
-        raise ValueError(f"costs must be finite numbers from 0 on, got {array.min()} to {array.max()}.")
+    array = amounts(costs, "costs").astype(np.float64)
     # By a power of two first, which is exact: the quotient of a very small cost would be infinite.
     array = np.ldexp(array, -np.frexp(array.max())[1])
     scaled: NDArray[np.int64] = np.rint(array * (_LARGEST_COST / (array.max() or 1.0))).astype(np.int64)

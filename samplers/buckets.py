@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from millstream.core.checks import as_boundaries, as_flag, as_integer, named_arguments
 from millstream.core.randomness import Purpose, derive_seed, derive_seeds
 from millstream.samplers.base import checked_positions
-from millstream.samplers.epochs import EpochSampler, whole_numbers
-from millstream.samplers.order import equal_to
+from millstream.samplers.order import EpochSampler, equal_to, whole_numbers
 from millstream.samplers.permutation import permute
 from millstream.sharding import ShardOptions
 
@@ -167,18 +166,22 @@ class BucketSampler(EpochSampler):
 
     def _classes_of(self, batches: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Returns the classes of global batches of an epoch, and their numbers within the class."""
-        if self.shuffle and self.seed is not None:
-            seed = derive_seed(self.seed, Purpose.BUCKET_BATCHES)
-            batches = permute(batches, int(self._batches.sum()), seed, epoch)
+        batches = self._permuted(batches, epoch)
         ends = np.cumsum(self._batches)
         classes = np.searchsorted(ends, batches, side="right")
         return classes, batches - (ends - self._batches)[classes]
+
+    def _permuted(self, batches: NDArray[np.int64], epoch: int, *, inverse: bool = False) -> NDArray[np.int64]:
+        """Returns the global batches in the order of an epoch, or the inverse."""
+        if not self.shuffle or self.seed is None:
+            return batches
+        seed = derive_seed(self.seed, Purpose.BUCKET_BATCHES)
+        return permute(batches, int(self._batches.sum()), seed, epoch, inverse=inverse)
 
     def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         return equal_to(self._keys, keys)
 
     def _offsets_of(self, elements: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        total = int(self._batches.sum())
         classes = np.searchsorted(np.cumsum(self._sizes), elements, side="right")
         within = self._within_classes(elements - self._begins[classes], classes, epoch, inverse=True)
         owners = np.arange(len(elements))
@@ -190,9 +193,7 @@ class BucketSampler(EpochSampler):
             sizes = self._batch_sizes[classes]
             batches, rows = np.divmod(within, sizes)
             batches = batches + (np.cumsum(self._batches) - self._batches)[classes]
-            if self.shuffle and self.seed is not None:
-                seed = derive_seed(self.seed, Purpose.BUCKET_BATCHES)
-                batches = permute(batches, total, seed, epoch, inverse=True)
+            batches = self._permuted(batches, epoch, inverse=True)
             # The first of the positions that have the record.
             found.append((owners, batches * self._max_size + -(-rows * self._max_size // sizes)))
             within = within + self._sizes[classes]

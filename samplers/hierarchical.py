@@ -7,7 +7,6 @@ those of `permutation`: any position is computed alone.
 """
 
 import functools
-import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
@@ -16,8 +15,7 @@ from numpy.typing import NDArray
 
 from millstream.core.checks import as_integer, named_arguments
 from millstream.core.randomness import Purpose, derive_seed
-from millstream.samplers.epochs import EpochSampler, integers, whole_numbers
-from millstream.samplers.order import by_number, equal_to
+from millstream.samplers.order import EpochSampler, by_number, counted_crc, equal_to, integers, whole_numbers
 from millstream.samplers.permutation import permute
 from millstream.sharding import ShardOptions
 
@@ -111,10 +109,9 @@ class HierarchicalSampler(EpochSampler):
 
     def fingerprint(self) -> str:
         """Returns the class and everything that determines the order, in words; of the sizes and keys, a CRC."""
-        crc = zlib.crc32(self.unit_sizes.astype("<i8").data)
-        keys = "" if self.keys is None else f" keys={len(self.keys)}#{zlib.crc32(self.keys.astype('<i8').data):08x}"
+        keys = "" if self.keys is None else f" keys={counted_crc(self.keys)}"
         return (
-            f"HierarchicalSampler units={len(self.unit_sizes)}#{crc:08x} num_records={self.num_records} "
+            f"HierarchicalSampler units={counted_crc(self.unit_sizes)} num_records={self.num_records} "
             f"window_units={self.window_units} seed={self.seed}{keys}"
         )
 

@@ -14,8 +14,7 @@ from millstream.core.checks import as_flag, as_integer, as_integer_or_none, as_o
 from millstream.core.randomness import generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range
-from millstream.samplers.epochs import EpochSampler, checked_seed, integers
-from millstream.samplers.order import Occurrences, equal_to
+from millstream.samplers.order import EpochSampler, Occurrences, checked_seed, counted_crc, equal_to, integers
 from millstream.samplers.permutation import permute, permute_one
 from millstream.sharding import NoSharding, ShardOptions
 
@@ -114,8 +113,7 @@ class IndexSampler(EpochSampler):
         kind = IndexSampler if type(self) is SequentialSampler else type(self)
         fields = [kind.__qualname__, *(f"{name}={getattr(self, name)}" for name in ("num_records", "shuffle", "seed"))]
         if self.keys is not None:
-            crc = zlib.crc32(np.ascontiguousarray(self.keys, dtype="<i8").data)
-            fields.append(f"keys={len(self.keys)}#{crc:08x}")
+            fields.append(f"keys={counted_crc(np.asarray(self.keys))}")
         known = {field.name for field in dataclasses.fields(IndexSampler)} | {"largest_key"}
         fields += [f"{name}={_text_of(value)}" for name, value in sorted(vars(self).items()) if name not in known]
         return " ".join(fields)

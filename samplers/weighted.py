@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from millstream.core.checks import as_integer, named_arguments
 from millstream.core.randomness import Purpose, derive_seed, derive_seeds
-from millstream.samplers.epochs import EpochSampler
-from millstream.samplers.order import by_number, spread
+from millstream.samplers.order import EpochSampler, amounts, by_number, spread
 from millstream.samplers.permutation import permute
 from millstream.sharding import ShardOptions
 
@@ -328,21 +327,10 @@ def _bits_of_slots(num_weights: int, num_slots: int) -> int:
 
 
 def _checked_weights(weights: Any) -> NDArray[Any]:
-    array = np.asarray(weights)
-    if array.ndim != 1 or not array.size:
-        raise ValueError(f"weights must be a one-dimensional array of numbers, got an array of shape {array.shape}.")
-    if array.dtype.kind not in "iuf":
-        raise TypeError(f"weights must be numbers, got an array of dtype {array.dtype}.")
+    array = amounts(weights, "weights", " Give a record that is not to be drawn the weight 0.")
     if len(array) > 1 << 31:
         raise ValueError(f"weights must be at most 2**31 numbers, got {len(array)}.")
-    smallest, largest = array.min(), array.max()
-    if not (np.isfinite(largest) and smallest >= 0):
-        key = int(np.argmin(np.isfinite(array) & (array >= 0)))
-        raise ValueError(
-            f"weights must be finite numbers from 0 on, got {array[key]} for record {key}. Give a record that is "
-            "not to be drawn the weight 0."
-        )
-    if not largest:
+    if not array.max():
         raise ValueError("At least one of the weights must be above 0, got nothing but zeros.")
     return array
 

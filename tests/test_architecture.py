@@ -47,8 +47,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         },
     },
     "samplers": {
-        "mixtures": {"base", "index", "order", "permutation", "protocols"},
-        "rows": {"base", "epochs", "hierarchical", "order", "permutation"},
+        "mixtures": {"base", "index", "order", "permutation"},
+        "rows": {"base", "hierarchical", "order", "permutation"},
     },
     "transforms": {"packing": {"base", "grouping"}, "batching": {"base", "grouping", "packing"}},
 }

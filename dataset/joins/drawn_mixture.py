@@ -22,9 +22,7 @@ from millstream.loader.checkpoints.envelope import (
     is_number,
     values_of,
 )
-from millstream.samplers.mixtures.mixing import Mixing
-from millstream.samplers.mixtures.mixing_schedule import DROP_EXHAUSTED, Phase
-from millstream.samplers.mixtures.mixture_checks import reduced
+from millstream.samplers.mixtures.mixing import DROP_EXHAUSTED, Mixing, Phase, reduced
 from millstream.samplers.order import by_number
 
 _KIND = "a mixture"

@@ -36,8 +36,7 @@ from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import MIXED_CHAIN
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.options import ReadOptions
-from millstream.samplers.mixtures.mixing import Mixing
-from millstream.samplers.mixtures.mixing_schedule import FIRST_EXHAUSTED
+from millstream.samplers.mixtures.mixing import FIRST_EXHAUSTED, Mixing
 from millstream.sharding import NoSharding
 from millstream.transforms import Batch, Map, MapWithIndex, Transformation
 from millstream.transforms.of_chains import AbsentElement, SeededRandomMap

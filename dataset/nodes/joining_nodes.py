@@ -16,8 +16,7 @@ from millstream.dataset.nodes.index_nodes import selected_identity
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions, Units, divided
 from millstream.dataset.nodes.source_node import Source
 from millstream.loader.checkpoints.description import Description
-from millstream.samplers.mixtures.mixing import Mixing
-from millstream.samplers.mixtures.mixing_schedule import DROP_EXHAUSTED, MixingSchedule
+from millstream.samplers.mixtures.mixing import DROP_EXHAUSTED, Mixing, MixingSchedule
 from millstream.samplers.order import Occurrences, by_number, spread
 from millstream.sources import ConcatenatedDataSource
 

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.randomness import Purpose, derive_seed, derive_seeds, generators, generators_from
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler
+from millstream.samplers.base import AdaptedSampler, MixedSampler, VectorisedSampler, is_mixed
 from millstream.samplers.order import by_number
-from millstream.samplers.protocols import MixedSampler, is_mixed
 
 
 class Origins:

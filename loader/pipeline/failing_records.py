@@ -25,9 +25,8 @@ from millstream.loader.pipeline.calls import Cursor, Outputs, Position
 from millstream.loader.pipeline.elements import Elements, FailedRecord, Origins, SourceEnded, add_note
 from millstream.loader.pipeline.pipeline import Tolerance
 from millstream.samplers.balanced import BalancedSampler
-from millstream.samplers.base import largest_key
-from millstream.samplers.epochs import EpochSampler
-from millstream.samplers.protocols import is_mixed
+from millstream.samplers.base import is_mixed, largest_key
+from millstream.samplers.order import EpochSampler
 from millstream.transforms.of_chains import AbsentElement
 
 MAX_TEXTS = 10_000

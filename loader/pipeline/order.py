@@ -22,16 +22,18 @@ from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.pipeline.shards import Partition
 from millstream.loader.pipeline.steps import Step, annotated, isolated, outputs_of, prepared
 from millstream.samplers.balanced import BalancedSampler
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at
-from millstream.samplers.mixtures.mixture_lookup import can_join
-from millstream.samplers.protocols import (
+from millstream.samplers.base import (
+    AdaptedSampler,
     MixedSampler,
     PackedSampler,
+    VectorisedSampler,
+    checked_keys_at,
     has_varying_batches,
     is_mixed,
     is_mixed_and_packed,
     is_packed,
 )
+from millstream.samplers.mixtures.components import can_join
 from millstream.transforms import Pack, Transformation
 from millstream.transforms.packing.rows import TOKENS_TOGETHER
 

@@ -15,8 +15,18 @@ from millstream.loader.pipeline.elements import has_randomness
 from millstream.loader.pipeline.shards import are_even, are_known, check_ends, ends_of, first_dynamic, joining_batch
 from millstream.samplers import Sampler
 from millstream.samplers.balanced import BalancedSampler
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler, has_unread_generators, largest_key, vectorised
-from millstream.samplers.protocols import MixedSampler, VaryingBatches, has_varying_batches, is_mixed, is_packed
+from millstream.samplers.base import (
+    AdaptedSampler,
+    MixedSampler,
+    VaryingBatches,
+    VectorisedSampler,
+    has_unread_generators,
+    has_varying_batches,
+    is_mixed,
+    is_packed,
+    largest_key,
+    vectorised,
+)
 from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
 from millstream.sources import DataSource
 from millstream.sources.base import LoaderView, loader_view

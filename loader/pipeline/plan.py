@@ -44,8 +44,7 @@ from millstream.loader.pipeline.steps import (
     reader_of,
     run_steps,
 )
-from millstream.samplers.base import POSITION_LIMIT
-from millstream.samplers.protocols import is_mixed
+from millstream.samplers.base import POSITION_LIMIT, is_mixed
 from millstream.sources.base import is_held
 from millstream.sources.source_checks import batched_read_of, is_in_memory, reads_in_one_call
 from millstream.transforms import Batch, Transformation

@@ -19,8 +19,7 @@ from millstream.loader.pipeline.order import Locator, pack_step
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.shards import Partition, Tail, first_dynamic, tail_rule
 from millstream.loader.pipeline.steps import Step, compile_step, depth_step, group_step, prepare_step
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler
-from millstream.samplers.protocols import has_varying_batches
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler, has_varying_batches
 from millstream.transforms import Batch, Filter, FlatMap, Pack, Transformation
 from millstream.transforms.components import leaves
 from millstream.transforms.grouping import Grouping, GroupingOperation

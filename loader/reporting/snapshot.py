@@ -18,9 +18,8 @@ from millstream.loader.pipeline.pipeline import source_name
 from millstream.loader.pipeline.plan import KEYS, READ, Plan
 from millstream.loader.pipeline.stages import split_stages
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
-from millstream.samplers.base import AdaptedSampler
-from millstream.samplers.epochs import EpochSampler
-from millstream.samplers.protocols import MixedSampler, is_mixed
+from millstream.samplers.base import AdaptedSampler, MixedSampler, is_mixed
+from millstream.samplers.order import EpochSampler
 from millstream.sources.source_checks import batched_read_of, reads_one_by_one
 
 Bars: TypeAlias = tuple[tuple[str, Sequence[tuple[str, float]]], ...]

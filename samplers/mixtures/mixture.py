@@ -18,35 +18,39 @@ from millstream.record import RecordMetadata
 from millstream.samplers.base import (
     POSITION_LIMIT,
     AdaptedSampler,
+    Located,
     VectorisedSampler,
     checked_positions,
+    is_mixed,
     largest_key,
     position_limit,
 )
-from millstream.samplers.mixtures.mixing import Mixing, Weights
-from millstream.samplers.mixtures.mixing_schedule import (
-    ALL_EXHAUSTED,
-    FIRST_EXHAUSTED,
-    MixingSchedule,
-    Phase,
-    batches_in,
-)
-from millstream.samplers.mixtures.mixture_checks import (
+from millstream.samplers.mixtures.components import (
     AbsentComponent,
+    ComponentOrders,
     check_batches,
-    checked_changes,
     checked_component,
     checked_row_length,
     checked_source_lengths,
-    checked_weights,
+    first_turns,
+    label_of,
+    mixture_fingerprint,
     named_components,
     with_absent_names,
 )
-from millstream.samplers.mixtures.mixture_fingerprint import first_turns, label_of, mixture_fingerprint
-from millstream.samplers.mixtures.mixture_lookup import ComponentOrders
+from millstream.samplers.mixtures.mixing import (
+    ALL_EXHAUSTED,
+    FIRST_EXHAUSTED,
+    Mixing,
+    MixingSchedule,
+    Phase,
+    Weights,
+    batches_in,
+    checked_changes,
+    checked_weights,
+)
 from millstream.samplers.order import Occurrences, Order, positions_between
 from millstream.samplers.permutation import permute_blocks
-from millstream.samplers.protocols import Located, is_mixed
 from millstream.sharding import NoSharding, ShardOptions
 
 REPR_LENGTH = 100

@@ -1,7 +1,6 @@
 """Rows of a fixed length made of whole documents, planned in advance: the documents of a row follow by arithmetic."""
 
 import functools
-import zlib
 from collections.abc import Callable
 from typing import Any, final
 
@@ -12,9 +11,8 @@ from millstream.core.checks import as_flag, as_integer, as_integer_or_none, as_o
 from millstream.core.randomness import Purpose, derive_seed, derive_seeds
 from millstream.core.segments import Segments
 from millstream.samplers.base import check_range, checked_positions
-from millstream.samplers.epochs import EpochSampler, whole_numbers
 from millstream.samplers.hierarchical import Windows, windows_by_epoch
-from millstream.samplers.order import by_number, positions_between, spread
+from millstream.samplers.order import EpochSampler, by_number, counted_crc, positions_between, spread, whole_numbers
 from millstream.samplers.permutation import permute
 from millstream.samplers.rows.packing_plan import BEST_FIT, CONCAT_THEN_SPLIT, PlannedRows
 from millstream.sharding import ShardOptions
@@ -151,13 +149,11 @@ class PackingSampler(EpochSampler):
 
     def fingerprint(self) -> str:
         """Returns the class and everything that determines the rows, in words; of the lengths, a CRC."""
-        crc = zlib.crc32(self.lengths.astype("<i8", copy=False).data)
         names = ("row_length", "shuffle", "seed", "overflow", "strategy")
         named = " ".join(f"{name}={getattr(self, name)}" for name in names)
         if self.unit_sizes is not None and self._num_windows > 1:
-            units = zlib.crc32(self.unit_sizes.astype("<i8", copy=False).data)
-            named += f" units={len(self.unit_sizes)}#{units:08x} window_units={self.window_units}"
-        return f"PackingSampler documents={len(self.lengths)}#{crc:08x} {named}"
+            named += f" units={counted_crc(self.unit_sizes)} window_units={self.window_units}"
+        return f"PackingSampler documents={counted_crc(self.lengths)} {named}"
 
     def segments(self, start: int, stop: int) -> Segments:
         """Returns the documents of the rows at the positions [start, stop).

@@ -208,7 +208,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
         ({"parts": 3}, ValueError, "global_batch_size must be a multiple of parts=3, got 2"),
         ({"global_batch_size": 1 << 63}, ValueError, "global_batch_size must be at most"),
         ({"costs": np.ones(3)}, ValueError, "for each record key, up to 3, got 3 numbers"),
-        ({"costs": [1, -1] * 2}, ValueError, r"costs must be finite numbers from 0 on, got -1.0 to 1.0"),
+        ({"costs": [1, -1] * 2}, ValueError, r"costs must be finite numbers from 0 on, got -1 for record 1"),
         ({"costs": ["a"] * 4}, TypeError, "costs must be numbers"),
     ],
 }

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from millstream import Batch, IndexSampler, MixtureSampler, RecordMetadata
-from millstream.samplers.mixtures.mixture_checks import checked_weights, reduced
+from millstream.samplers.mixtures.mixing import checked_weights, reduced
 from millstream.samplers.mixtures.proportions import TABLE_LIMIT, Table, Tree, proportions
 from support.draw.orders import STOPS
 from support.laws import inline_loader
