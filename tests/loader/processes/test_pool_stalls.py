@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -176,6 +177,25 @@ def test_a_consumer_that_was_away_sees_no_stall(
                 worker.clock.waited = 10_000.0
     assert actual == EXPECTED
     assert caplog.records == []
+
+
+@pytest.mark.usefixtures("one_batch_a_call")
+def test_a_wait_for_workers_ends_with_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request polls the workers once without waiting, and once per event that it waits for: two polls per batch."""
+    waits: list[float] = []
+    wait = pool.Pool.wait
+
+    def counted(self: pool.Pool, seconds: float) -> Any:
+        waits.append(seconds)
+        return wait(self, seconds)
+
+    monkeypatch.setattr(pool.Pool, "wait", counted)
+    with iter(millstream.load(range(1200), batch_size=4, num_epochs=1, worker_count=1)) as iterator:
+        next(iterator)  # A worker that starts sends several messages.
+        waits.clear()
+        rest = list(iterator)
+    assert len(rest) == 299
+    assert len(rest) <= len(waits) <= 2 * len(rest) + 10
 
 
 @pytest.mark.parametrize(
