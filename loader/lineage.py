@@ -370,9 +370,9 @@ class Composition:
             compositions: those of the parts, in order, with the same components.
         """
         counts = {name: [each.components[name] for each in compositions] for name in compositions[0].components}
-        documents = {name: sum(count.documents for count in parts) for name, parts in counts.items()}
-        has_tokens = all(count.tokens is not None for parts in counts.values() for count in parts)
-        tokens = {name: sum(count.tokens or 0 for count in parts) for name, parts in counts.items()}
+        documents = {name: sum(count.documents for count in series) for name, series in counts.items()}
+        has_tokens = all(count.tokens is not None for series in counts.values() for count in series)
+        tokens = {name: sum(count.tokens or 0 for count in series) for name, series in counts.items()}
         shared = tokens if has_tokens else documents
         total = max(1, sum(shared.values()))
         return cls(
@@ -382,10 +382,10 @@ class Composition:
                 name: ComponentCount(
                     documents[name],
                     tokens[name] if has_tokens else None,
-                    None if None in (epochs := [count.epochs for count in parts]) else sum(filter(None, epochs)),
+                    None if None in (epochs := [count.epochs for count in series]) else sum(filter(None, epochs)),
                     shared[name] / total,
                 )
-                for name, parts in counts.items()
+                for name, series in counts.items()
             },
         )
 

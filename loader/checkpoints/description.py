@@ -276,8 +276,8 @@ def text_of(value: object) -> str:
 def identity_of(value: object) -> str:
     found = Description()
     found.add("", value)
-    first, *parts = [found.identity.pop("", ""), *(f"{path[1:]}: {text}" for path, text in found.identity.items())]
-    return f"{first}({', '.join(parts)})" if parts else first
+    first, *details = [found.identity.pop("", ""), *(f"{path[1:]}: {text}" for path, text in found.identity.items())]
+    return f"{first}({', '.join(details)})" if details else first
 
 
 def printable(text: str) -> str:

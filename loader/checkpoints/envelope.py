@@ -235,13 +235,13 @@ def _position(fields: dict[str, Any]) -> Any:
     text, states = fields["position"], fields["states"]
     if type(text) is not str or type(states) is not list:
         raise unreadable(f"its position is a {type(text).__name__}, and its states are a {type(states).__name__}")
-    states_to_place = list(map(UsersState, reversed(states)))
+    pending_states = list(map(UsersState, reversed(states)))
     try:
-        position = _with_texts(json.loads(text, object_hook=lambda _: states_to_place.pop()))
+        position = _with_texts(json.loads(text, object_hook=lambda _: pending_states.pop()))
     except (ValueError, IndexError, RecursionError) as error:
         raise unreadable(f"its position is not valid ({error})") from error
-    if states_to_place:
-        raise unreadable(f"its position has no place for {len(states_to_place)} of its states")
+    if pending_states:
+        raise unreadable(f"its position has no place for {len(pending_states)} of its states")
     return position
 
 
