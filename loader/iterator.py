@@ -566,7 +566,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
             if may_share(self._plan):
                 name = name_of_group(self._plan, self._stream)
                 make, timeout = execution.make_engine, execution.stall_timeout
-                return SharedExecutor(make, self._plan, position, name=name, stall_timeout=timeout)
+                return SharedExecutor(make, self._plan, position, self._profiler, name=name, stall_timeout=timeout)
         return execution.make_engine(position)
 
     def position_in_plan(self) -> Position:

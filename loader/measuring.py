@@ -299,6 +299,7 @@ class Profiler:
         costs: the costs of each node; None if they are not measured.
         on_wait: called after each wait of the consumer; None for nothing.
         last_position: step and epoch of the iterator that was collected last; None before.
+        reader: the process of this host that reads and computes for this one; None if this one does.
     """
 
     def __init__(
@@ -324,6 +325,7 @@ class Profiler:
         self.costs: CostMeter | None = None
         self.on_wait: Callable[[], object] | None = None
         self.last_position: tuple[int, int | None] | None = None
+        self.reader: int | None = None
         # A packer has two functions under one label, and the last one returns its elements.
         self._last: dict[str, Callable[..., Any]] = {}
         if measures_costs:

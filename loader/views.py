@@ -236,6 +236,7 @@ class Insight:
             delay_seconds=profiler.delay_seconds,
             deaths=profiler.deaths,
             stalls=profiler.stalls,
+            reader=profiler.reader,
             waits=tuple(profiler.waits.copy()),
             records=profiler.records if plan.one_to_one else None,
             errors=self._num_errors(),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from millstream.core.warn import log_info, log_warning
 from millstream.loader.engine.engine import Engine
+from millstream.loader.measuring import Profiler
 from millstream.loader.monitoring import is_of_own_user
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.failing_records import FailuresByShard, FailuresOfPass
@@ -40,6 +41,7 @@ class SharedExecutor:
 
     Args:
         make: creates an executor of this process at a position.
+        profiler: knows the process that reads.
         name: the address of the group.
         stall_timeout: the number of seconds that the consumer waits, as for other executors.
     """
@@ -51,6 +53,7 @@ class SharedExecutor:
         make: Callable[[Position], Engine],
         plan: Plan,
         position: Position,
+        profiler: Profiler,
         *,
         name: bytes,
         stall_timeout: float,
@@ -58,6 +61,7 @@ class SharedExecutor:
         self._make = make
         self._plan = plan
         self._position = position
+        self._profiler = profiler
         self._name = name
         self._stall_timeout = stall_timeout
         self.failures = None if plan.errors is None else FailuresOfPass(plan.errors, position)
@@ -143,6 +147,7 @@ class SharedExecutor:
             self._leave()
         else:
             self._retry_seconds, self._skip = 0.0, message.skip
+            self._profiler.reader = None if message.process == self._process else message.process
             self._add_failures(message.failures)
             if (alone := self._alone) is not None:
                 self._alone = None
@@ -196,6 +201,7 @@ class SharedExecutor:
         self._retry_from = apart.until
         self._retry_seconds = min(MAX_RETRY_SECONDS, 2 * self._retry_seconds or FIRST_RETRY_SECONDS)
         self._retry_at = 0.0 if is_first else time.monotonic() + self._retry_seconds
+        self._profiler.reader = None
         if self._alone is None:
             self._alone = self._make(self._position)
             if self._is_closed:

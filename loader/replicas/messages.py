@@ -84,10 +84,12 @@ class Welcome(NamedTuple):
     """The answer to a member whose position was found.
 
     Attributes:
+        process: the process of the reader.
         skip: the number of values of the first outputs that it has consumed.
         failures: the failed records that were found and that it may not have got past.
     """
 
+    process: int
     skip: int
     failures: FailuresByShard
 

@@ -261,7 +261,7 @@ class Reader:
             row, skip = here[-1]
             number = self._first + row
         member.is_placed, member.read = True, number
-        self._send(member, Welcome(skip, self._failures))
+        self._send(member, Welcome(os.getpid(), skip, self._failures))
         for entry in list(self._entries)[number - self._first :]:
             self._send_entry(member, entry)
 

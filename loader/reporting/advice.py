@@ -81,6 +81,9 @@ def advice_of(snapshot: LoaderSnapshot) -> tuple[Advice, ...]:
         )
     if measured.wait_share < NEGLIGIBLE_SHARE:
         return tuple(_apply(snapshot, (waiting, idle_workers, trouble)))
+    if measured.reader is not None:
+        text = f"Process {measured.reader} of this host reads and computes. Its summary has the times of the stages."
+        return (waiting(snapshot), Advice("read_elsewhere", text), *_apply(snapshot, (trouble,)))
     slowest = slowest_stage(snapshot)
     rules: tuple[Rule, ...] = (sampler_keys, pickled_batches, copied_batches, trouble)
     if slowest is None or slowest.kind not in ("batched_reads", "read_ahead"):

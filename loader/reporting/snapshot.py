@@ -146,6 +146,7 @@ class Measurements:
         waits: the seconds of the last waits, except those for first batches, up to 1,000.
         records: the number of records in the batches delivered; None if the pipeline is not 1:1.
         step: the step of the newest iterator.
+        reader: the process of this host that reads and computes for this one; None if this one does.
         components: those of a mixture in all global batches before `step`; empty for other orders, and for pipelines
             that are not 1:1.
     """
@@ -165,6 +166,7 @@ class Measurements:
     errors: int = 0
     step: int = 0
     epoch: int | None = None
+    reader: int | None = None
     components: tuple[ComponentSnapshot, ...] = ()
 
     @property

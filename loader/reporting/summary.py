@@ -106,6 +106,8 @@ def _lines(snapshot: LoaderSnapshot, advice: Sequence[Advice]) -> Iterator[str]:
     yield f"{snapshot.source.name}, {snapshot.order.name}"
     yield from mixture_texts(snapshot)
     yield f"{workers_text(snapshot)}; {trainer_text(snapshot.measured)}"
+    if snapshot.measured.reader is not None:
+        yield f"process {snapshot.measured.reader} of this host reads and computes for this one"
     if snapshot.choice:
         yield from textwrap.wrap(f'"auto" chose {snapshot.choice}', WIDTH, subsequent_indent="  ")
     yield ""

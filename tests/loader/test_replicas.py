@@ -286,6 +286,9 @@ loader = millstream.load(
 )
 batches = iter(loader)
 for line in sys.stdin:
+    if line == "reader\\n":
+        print(str(batches.summary()).partition("\\nprocess ")[2].partition(" of this host")[0], flush=True)
+        continue
     print(hashlib.md5(b"".join(next(batches).tobytes() for _ in range(int(line)))).hexdigest(), flush=True)
 """
 
@@ -312,9 +315,9 @@ class Member:
         with self.process:
             pass
 
-    def begin(self, count: int) -> None:
+    def begin(self, asked: int | str) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.write(f"{asked}\n")
         self.process.stdin.flush()
 
     def answer(self) -> str:
@@ -323,9 +326,9 @@ class Member:
         return self.process.stdout.readline()
 
 
-def answers(members: Sequence[Member], count: int) -> list[str]:
+def answers(members: Sequence[Member], asked: int | str) -> list[str]:
     for member in members:
-        member.begin(count)
+        member.begin(asked)
     return [member.answer() for member in members]
 
 
@@ -348,7 +351,9 @@ def test_processes_that_are_killed_and_stopped(tmp_path: Path) -> None:
         log.unlink()
         for count in (0, 1):
             assert answers(members, counts[count]) == [expected[count]] * 4
-        assert len(set(log.read_text().split())) == 1
+        (only_one,) = set(log.read_text().split())
+        assert {told.strip() for told in answers(members, "reader")} <= {only_one, ""}
+        assert answers(members, "reader").count(f"{only_one}\n") == len(members) - 1
         # Killed at some moment of its work: the reader, then one that does not read.
         for count, kills_reader in ((2, True), (3, False)):
             for member in members:

@@ -63,7 +63,7 @@ BAD = EXPECTED[STEP][2]
 
 
 def place_of(iterator: millstream.DataLoaderIterator) -> Processes:
-    engine = getattr(iterator, "_inner", iterator)._executor  # A chain has the iterator of a loader.
+    engine: Any = getattr(iterator, "_inner", iterator)._executor  # A chain has the iterator of a loader.
     assert isinstance(engine.budget.place, Processes)
     return engine.budget.place
 
