@@ -157,6 +157,7 @@ def test_runs_are_long_only_where_elements_come_fast(
 @pytest.mark.parametrize("stop", ["all_exhausted", "drop_exhausted"])
 def test_a_batch_of_a_mixture_draws_each_chain_in_runs(stop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of draws from the chains of a mixture does not grow with the number of its elements."""
+    monkeypatch.setattr(recovering_iterator, "FAST_SECONDS", math.inf)
     options = millstream.ReadOptions(num_threads=0)
     chains = [MapDataset.range(100_000).repeat().to_iter_dataset(options) for _ in range(3)]
     mixed = IterDataset.mix(chains, [3, 2, 1], stop=stop)
