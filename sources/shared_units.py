@@ -101,8 +101,10 @@ class SharedFolder:
         self.path = ""
         self._owner = os.getpid()
         self._lock = -1
-        for parent in ("/dev/shm", tempfile.gettempdir()):  # noqa: S108  (the folder is private)
+        for find_parent in (lambda: "/dev/shm", tempfile.gettempdir):  # noqa: S108  (the folder is private)
+            # There may be no descriptor left to look for one, and none for a folder.
             with contextlib.suppress(OSError):
+                parent = find_parent()
                 _remove_abandoned(parent)
                 if _free_bytes(parent) >= _MIN_FREE_BYTES:
                     self.path, self._lock = _create(parent)
@@ -125,7 +127,11 @@ def _create(parent: str) -> tuple[str, int]:
     """Returns the path of a new folder, and a descriptor whose lock shows that its owner lives."""
     while True:
         path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent)
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            os.rmdir(path)  # noqa: PTH106  (paths are strings throughout)
+            raise
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_same(path, descriptor):

@@ -13,7 +13,7 @@ Guarantees:
     * Processes are started and reaped, and descriptors opened, in fresh threads, where Ctrl-C and other signal handlers
       cannot interrupt. Every process and descriptor therefore has an owner, and no zombie remains.
 
-A pool costs three descriptors per worker (channel, process handle, crash log), and two for itself. Its fork server
+A pool costs three descriptors per worker (channel, process handle, crash log), and three for itself. Its fork server
 costs one.
 """
 
