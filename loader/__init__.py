@@ -1,4 +1,4 @@
-"""The DataLoader, its iterator, and the executors that compute its batches.
+"""The DataLoader, its iterator, and the engines that compute its batches.
 
 `pipeline.plan` defines the content of the batches and `checkpoints.state` that of a checkpoint. README.md beside this
 file is the map.

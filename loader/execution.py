@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import time
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.configuration import config
@@ -18,7 +18,7 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Instrument
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS
-from millstream.loader.transport.importable_modules import launch_context
+from millstream.loader.transport.importable_modules import LaunchContext, launch_context
 from millstream.loader.views import Insight, Measured, serve_if_requested
 
 if TYPE_CHECKING:
@@ -179,13 +179,9 @@ class Execution:
             self._pools.close()
 
     def _pools_of(self, pipeline: Pipeline, reading: ReadOptions) -> "WarmPools[Any]":
-        from millstream.loader.processes.fork_servers import FORK_SERVERS  # noqa: PLC0415  (lazy: slow)
-        from millstream.loader.workers.pools import WarmPools  # noqa: PLC0415
-        from millstream.loader.workers.process_settings import ProcessSettings  # noqa: PLC0415
-
         if self._ray_workers is None:
             from millstream.loader.engine import processes  # noqa: F401, PLC0415
-            from millstream.loader.processes.pool import Pool  # noqa: PLC0415
+            from millstream.loader.processes.fork_servers import FORK_SERVERS  # noqa: PLC0415  (lazy: slow)
 
             pipelines: dict[Hashable, Pipeline] = {self._name: pipeline}
             if self._shared_workers is not None:
@@ -193,12 +189,11 @@ class Execution:
             context, workers = launch_context(), self.workers
             # It imports while the program builds its model.
             FORK_SERVERS.prepare(context)
-            return WarmPools(
-                lambda settings: Pool(pipelines, workers, reading, context, settings=settings),
-                lambda: ProcessSettings.taken(pipelines.values()),
-            )
+            return _pools_of_processes(pipelines, workers, reading, context, lambda: workers.num_workers)
         from millstream.loader.cluster.actor_pool import ActorPool  # noqa: PLC0415
         from millstream.loader.cluster.options import check_installed  # noqa: PLC0415
+        from millstream.loader.workers.pools import WarmPools  # noqa: PLC0415
+        from millstream.loader.workers.process_settings import ProcessSettings  # noqa: PLC0415
 
         check_installed()
         ray_workers, workers, path = self._ray_workers, self.workers, launch_context().path
@@ -277,30 +272,36 @@ class Execution:
 
     def _chosen_workers(self, choice: WorkerChoice, *, only_idle: bool) -> "Callable[[Engine], Workers[Any]] | None":
         """Returns a function that takes the chosen number of workers. With `only_idle`, None if none are idle."""
-        pools = self.pools
+        pools, options = self.pools, self.workers.of_number(choice.limit)
         if only_idle and (pools is None or not pools.idle):
             return None
         if pools is None:
+            from millstream.loader.workers.process_settings import check_places_agree  # noqa: PLC0415  (lazy, as above)
+
             root = self if self._parent is None else self._parent
-            pools = root._pools = root._pools_to_choose(choice)  # noqa: SLF001  (its own class)
+            pipelines: dict[Hashable, Pipeline] = {root._name: root.pipeline}  # noqa: SLF001  (its own class)
+            check_places_agree(pipelines.values())
+            context, numbers = root._launch_context, lambda: choice.num_workers  # noqa: SLF001
+            pools = root._pools = _pools_of_processes(pipelines, options, self.reading, context, numbers)  # noqa: SLF001
             if self.insight.is_closed or root.insight.is_closed:
                 # Another thread, which did not see them, closed the loader.
                 pools.close()
-        return self._take_workers(pools, self.workers.of_number(choice.limit))
+        return self._take_workers(pools, options)
 
-    def _pools_to_choose(self, choice: WorkerChoice) -> "WarmPools[Any]":
-        """Returns pools that start with the number of workers that is chosen then."""
-        from millstream.loader.processes.pool import Pool  # noqa: PLC0415  (lazy: slow to import)
-        from millstream.loader.workers.pools import WarmPools  # noqa: PLC0415
-        from millstream.loader.workers.process_settings import ProcessSettings, check_places_agree  # noqa: PLC0415
 
-        pipelines: dict[Hashable, Pipeline] = {self._name: self.pipeline}
-        check_places_agree(pipelines.values())
-        options = self.workers.of_number(choice.limit)
-        reading, context = self.reading, self._launch_context
-        return WarmPools(
-            lambda settings: Pool(
-                pipelines, options, reading, context, settings=settings, num_workers=choice.num_workers
-            ),
-            lambda: ProcessSettings.taken(pipelines.values()),
-        )
+def _pools_of_processes(
+    pipelines: Mapping[Hashable, Pipeline],
+    workers: MultiprocessingOptions,
+    reading: ReadOptions,
+    context: LaunchContext,
+    num_workers: Callable[[], int],
+) -> "WarmPools[Any]":
+    """Returns pools of processes that start with `num_workers()` of them."""
+    from millstream.loader.processes.pool import Pool  # noqa: PLC0415  (lazy: slow to import)
+    from millstream.loader.workers.pools import WarmPools  # noqa: PLC0415
+    from millstream.loader.workers.process_settings import ProcessSettings  # noqa: PLC0415
+
+    return WarmPools(
+        lambda settings: Pool(pipelines, workers, reading, context, settings=settings, num_workers=num_workers()),
+        lambda: ProcessSettings.taken(pipelines.values()),
+    )

@@ -4,7 +4,7 @@ Guarantees:
     * The pipeline is stored in the object store once, and transferred to each node once.
     * Calls go to ready actors. Actors that the cluster has no room for yet delay nothing.
     * An answer that arrived before its actor's death was noticed counts. The pool reports deaths and starts
-      replacements. The executor decides what happens to the lost calls.
+      replacements. The engine decides what happens to the lost calls.
     * A cluster that cannot be reached for LOST_SECONDS, or that has lost the trainer's node, is an error.
     * `stop()` takes at most CLOSE_SECONDS, and leaves no actor. Any thread may call it. Ray itself ends actors without
       references, and those of a trainer that has ended.

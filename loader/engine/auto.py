@@ -141,7 +141,7 @@ class AutoEngine(Engine):
     def _begin(self) -> None:
         workers = self._workers
         if workers is not None and self.budget is not workers and self._before is None:
-            workers.begin()
+            workers.accept()
             if workers.place.are_ready:
                 if self._window.batches:
                     self._choice.record_start(self._window)

@@ -76,15 +76,10 @@ class Budget:
         stage = self.substream.schedule.next_stage
         return None if stage is None else self._taken(stage)
 
-    def begin(self) -> None:
-        """Begins a request of the consumer, without waiting: completes the calls that have finished ahead."""
+    def accept(self) -> None:
+        """Completes the calls that have finished ahead, without waiting."""
         if self.place is not None:
             self.place.check_process()
-            self.place.accept()
-
-    def accept(self) -> None:
-        """Completes the calls that have finished since then."""
-        if self.place is not None:
             self.place.accept()
 
     def issue(self) -> None:
@@ -152,10 +147,6 @@ class ReadAhead(Budget):
             return None
         return self._taken(stage)
 
-    def begin(self) -> None:
-        self._waited, self._costs.num_completed = 0.0, 0
-        super().begin()
-
     def issue(self) -> None:
         # A later stage may have a quick call, which the consumer runs when it is needed. The reads for the calls after
         # it do not wait for that.
@@ -181,6 +172,7 @@ class ReadAhead(Budget):
     def end(self, outputs: Outputs) -> None:  # noqa: ARG002
         if self.calls_ahead == self._max_calls and not self._plan.source_is_stream:
             self._shared.delivered(time.perf_counter(), self._waited, self._costs.num_completed)
+        self._waited, self._costs.num_completed = 0.0, 0
 
     def close(self, deadline: float | None) -> None:
         """Drops the calls. The last engine of the threads stops them (see `SharedThreads.leave`)."""
@@ -376,11 +368,10 @@ class Engine:
         self.here.begin()
         if self.local.runs_ahead:
             self._aside.check_process()
-        self.budget.begin()
-        self._is_issued = self._has_run_local = False
+        self._has_run_local = False
+        self._accept()
 
     def _accept(self) -> None:
-        """Completes the calls that have finished ahead."""
         self.budget.accept()
         self._is_issued = False
 

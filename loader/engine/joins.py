@@ -100,7 +100,7 @@ class Joined(Budget):
     def call_here(self) -> None:
         """Returns None: the consumer's engine has all calls."""
 
-    def begin(self) -> None:
+    def accept(self) -> None:
         with self._shared.guarded():
             leader = self._shared.leader
             if self._admitted_by is None:
@@ -108,7 +108,7 @@ class Joined(Budget):
                 self._admitted_by = weakref.ref(leader)
 
     def start(self) -> None:
-        self.begin()
+        self.accept()
 
     def wait(self) -> None:
         with self._shared.guarded():

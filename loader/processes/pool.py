@@ -4,7 +4,7 @@ Guarantees:
     * The parent never blocks on a worker. It sends what the sockets take, receives what has arrived, and waits for all
       sockets and process handles together.
     * A worker that exits without being asked to has died, whatever its exit status. Results that it sent before still
-      count. The pool reports deaths and forks replacements. The executor decides what happens to the lost calls.
+      count. The pool reports deaths and forks replacements. The engine decides what happens to the lost calls.
     * Only time that the consumer spends waiting counts as a stall. If a wait outlasts its timeout, the machine was
       suspended, and the excess does not count.
     * `stop()` and the pool's finalizer take at most `fork_servers.CLOSE_SECONDS`, and leave no process of the pool and

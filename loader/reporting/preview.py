@@ -35,8 +35,8 @@ MAX_LEAVES = 16
 def first_outputs(pipeline: Pipeline, instrument: Instrument = lambda _, function: function) -> Iterator[Any]:
     """Computes the outputs of a pipeline in this thread, from the beginning of its stream."""
     plan = Plan(dataclasses.replace(pipeline, num_local=0), instrument)
-    with contextlib.closing(Engine(plan, plan.beginning)) as executor:
-        while (outputs := executor.next_outputs()) is not None:
+    with contextlib.closing(Engine(plan, plan.beginning)) as engine:
+        while (outputs := engine.next_outputs()) is not None:
             yield from outputs.values[outputs.first :]
             if outputs.error is not None:
                 raise outputs.error

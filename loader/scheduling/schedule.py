@@ -1,6 +1,6 @@
 """The order of a plan's calls, and the order in which their outputs leave. Pure bookkeeping.
 
-An executor takes calls, runs them anywhere and in any order, and returns the results. The schedule puts the results in
+An engine takes calls, runs them anywhere and in any order, and returns the results. The schedule puts the results in
 order, regroups them for the next stage, and delivers the outputs in the order of the stream. One thread uses it.
 
     branch 0   leaf -> stage 0 -> lane -> stage 1 -> lane ─┐

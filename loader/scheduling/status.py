@@ -1,4 +1,4 @@
-"""Snapshots of a pipeline, its executors and their workers, for monitoring."""
+"""Snapshots of a pipeline, its engines and their workers, for monitoring."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ class WorkerStatus:
 
 @dataclasses.dataclass(frozen=True)
 class ExecutorStatus:
-    """A snapshot of an executor.
+    """A snapshot of an engine.
 
     Attributes:
         begun: the number of calls that have begun, can begin, or have outputs that were not delivered.
@@ -47,7 +47,7 @@ class PipelineStatus:
         lifecycle: the state of the newest one: idle, running or closed.
         waits_for: seconds that the trainer has been inside `next`; None if it is not.
         at_hand: the number of outputs that `next` can return immediately.
-        loads: the executors, also those below.
+        loads: the engines, also those below.
     """
 
     lifecycle: str

@@ -1,1 +1,1 @@
-"""Executors in the trainer's process: in the consumer's thread, or in threads that read ahead."""
+"""Threads that read and compute in the trainer's process, and bounded waits for them."""

@@ -36,7 +36,7 @@ from millstream.loader.threads.waiting import TimedQueue
 Result = TypeVar("Result")
 
 CLOSE_SECONDS = 1.0
-"""The time that the end of an executor waits for threads inside user code, in seconds."""
+"""The time that the end of an engine waits for threads inside user code, in seconds."""
 
 EXIT_SECONDS = 2.0
 """The time that the end of the interpreter waits for them, in seconds."""

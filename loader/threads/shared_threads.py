@@ -1,17 +1,17 @@
-"""Threads shared by several executors, the share of the buffer of each, and a search for the best number of threads.
+"""Threads shared by several engines, the share of the buffer of each, and a search for the best number of threads.
 
 All chains below an interleave, a zip, a mixture or a similar node share one set of threads, so that many slow files are
-read concurrently. Each executor keeps its own schedule and submits its own calls.
+read concurrently. Each engine keeps its own schedule and submits its own calls.
 
 Guarantees:
-    * The number of threads never exceeds the sum of the options of all executors, and MAX_SHARED_THREADS if there are
+    * The number of threads never exceeds the sum of the options of all engines, and MAX_SHARED_THREADS if there are
       several.
-    * The executors together hold as many records, ready or in work, as the buffer of one. Each gets a share in
+    * The engines together hold as many records, ready or in work, as the buffer of one. Each gets a share in
       proportion to the records that it reads, so a source that is drawn from more often is read further ahead. Each may
       have at least one call ready or in work. If its records take little time, that call is not shorter than an eighth
       of the buffer or a millisecond.
     * The size of these records, and of the elements made from them, is shared in the same way.
-    * The threads end when the last executor leaves, and with their owner (see `reader_threads`).
+    * The threads end when the last engine leaves, and with their owner (see `reader_threads`).
 """
 
 import time
@@ -31,10 +31,10 @@ REMEMBERED_BUFFERS = 4
 """Shares follow the most recent records: about this many buffers of them."""
 
 MAX_SHARED_THREADS = 64
-"""The maximum number of threads for several executors, unless one of them asks for more."""
+"""The maximum number of threads for several engines, unless one of them asks for more."""
 
 MIN_AHEAD = 2
-"""The number of blocks of a single executor that may be ready or in work, whatever their size. With one block, no
+"""The number of blocks of a single engine that may be ready or in work, whatever their size. With one block, no
 thread would work while it waits to be taken."""
 
 
@@ -49,13 +49,13 @@ def min_buffer_bytes(asked: "Sequence[ReadOptions]") -> int | None:
 
 @final
 class SharedThreads:
-    """Threads for all executors that have entered.
+    """Threads for all engines that have entered.
 
     Attributes:
-        calls_ahead: the largest number of calls that an executor has had in flight because its consumer had to wait.
-        max_bytes: the maximum number of bytes that all executors together may hold.
+        calls_ahead: the largest number of calls that an engine has had in flight because its consumer had to wait.
+        max_bytes: the maximum number of bytes that all engines together may hold.
         typical_seconds: the latest duration of a block or group, by the kind of the source and the stage: an estimate
-            for executors that have made no call yet.
+            for engines that have made no call yet.
     """
 
     def __init__(self) -> None:
@@ -76,12 +76,12 @@ class SharedThreads:
         """The number of threads that may work concurrently."""
         return self._concurrency.level
 
-    def enter(self, executor: Any, options: "ReadOptions") -> ReaderThreads:
-        """Adds an executor and returns the threads.
+    def enter(self, engine: Any, options: "ReadOptions") -> ReaderThreads:
+        """Adds an engine and returns the threads.
 
         Their numbers add up. The largest buffer is that of all, within the smallest explicit `max_buffer_bytes`.
         """
-        self._asked[executor] = options
+        self._asked[engine] = options
         asked = list(self._asked.values())
         num_threads = joint_threads([one.num_threads for one in asked])
         self._buffer = max(self._buffer, options.prefetch_buffer_size)
@@ -89,7 +89,7 @@ class SharedThreads:
         self.max_bytes = min_buffer_bytes(asked) or self._default_bytes
         if num_threads > self._max_threads:
             self._max_threads, self._concurrency = num_threads, Concurrency(num_threads)
-        self._records_read[executor] = 0.0
+        self._records_read[engine] = 0.0
         readers = self._readers
         if readers is None or readers.is_stopped:
             self._readers = readers = ReaderThreads(self.level)
@@ -98,13 +98,13 @@ class SharedThreads:
             readers.resize(self.level)
         return readers
 
-    def leave(self, executor: Any, deadline: float | None = None) -> None:
-        """Removes an executor. The last one stops the threads, and waits for user code until the deadline.
+    def leave(self, engine: Any, deadline: float | None = None) -> None:
+        """Removes an engine. The last one stops the threads, and waits for user code until the deadline.
 
         That is a time of `time.monotonic`; with None, CLOSE_SECONDS from now. Idempotent and thread-safe.
         """
-        self._asked.pop(executor, None)
-        self._total -= self._records_read.pop(executor, 0.0)
+        self._asked.pop(engine, None)
+        self._total -= self._records_read.pop(engine, 0.0)
         if not self._records_read and (readers := self._readers) is not None:
             readers.stop()
             readers.join(CLOSE_SECONDS if deadline is None else deadline - time.monotonic())
@@ -117,23 +117,23 @@ class SharedThreads:
     def min_ahead(self) -> int:
         return MIN_AHEAD if self.is_single else 1
 
-    def records_ahead(self, executor: Any) -> int:
-        """Returns the number of records of an executor that may be ready or in work."""
-        return int(self._buffer * self._share_of(executor))
+    def records_ahead(self, engine: Any) -> int:
+        """Returns the number of records of an engine that may be ready or in work."""
+        return int(self._buffer * self._share_of(engine))
 
-    def bytes_ahead(self, executor: Any) -> int:
-        return int(self.max_bytes * self._share_of(executor))
+    def bytes_ahead(self, engine: Any) -> int:
+        return int(self.max_bytes * self._share_of(engine))
 
-    def _share_of(self, executor: Any) -> float:
+    def _share_of(self, engine: Any) -> float:
         if self.is_single:
             return 1.0
-        return (self._records_read.get(executor, 0.0) + 1) / (self._total + len(self._records_read))
+        return (self._records_read.get(engine, 0.0) + 1) / (self._total + len(self._records_read))
 
-    def record_read(self, executor: Any, num_records: int) -> None:
+    def record_read(self, engine: Any, num_records: int) -> None:
         read = self._records_read
-        if self.is_single or executor not in read:
+        if self.is_single or engine not in read:
             return
-        read[executor] += num_records
+        read[engine] += num_records
         self._total += num_records
         if self._total > REMEMBERED_BUFFERS * (self._buffer + len(read)):
             for other in list(read):

@@ -6,7 +6,7 @@ Guarantees:
     * A call in the consumer's thread that runs longer than STALL_WARNING_SECONDS, or its stall timeout if that is
       shorter, is logged once, with the record and operation if they are known, and with the stack of its thread.
     * A watched call costs a time and an entry in a dict.
-    * One thread per process watches, as long as an executor exists whose consumer may run user code. It ends with the
+    * One thread per process watches, as long as an engine exists whose consumer may run user code. It ends with the
       last of them, without any Python code that a signal handler could interrupt.
     * Frames of a thread that runs are never touched, because CPython may free them meanwhile.
     * Time in which the whole machine was suspended does not count: a slice of a wait then takes much longer than asked.
@@ -194,17 +194,17 @@ _running: dict[int, tuple[float, float, Callable[[], str]]] = {}
 
 @final
 class Watch(weakref.ref[Any]):
-    """A reference to an executor while its consumer may run user code."""
+    """A reference to an engine while its consumer may run user code."""
 
     __slots__ = ("is_over", "limit")
 
-    def __init__(self, executor: Any, callback: Callable[[Any], object], stall_timeout: float) -> None:
-        super().__init__(executor, callback)  # type: ignore[call-arg]  # typeshed: `weakref.ref` has no __init__
+    def __init__(self, engine: Any, callback: Callable[[Any], object], stall_timeout: float) -> None:
+        super().__init__(engine, callback)  # type: ignore[call-arg]  # typeshed: `weakref.ref` has no __init__
         self.limit = min(STALL_WARNING_SECONDS, stall_timeout)
         self.is_over = False
 
-    def __new__(cls, executor: Any, callback: Callable[[Any], object], _: float) -> "Watch":
-        return super().__new__(cls, executor, callback)
+    def __new__(cls, engine: Any, callback: Callable[[Any], object], _: float) -> "Watch":
+        return super().__new__(cls, engine, callback)
 
     def end(self) -> None:
         self.is_over = True
@@ -224,11 +224,11 @@ class _Watcher:
         # Held by the thread.
         self._slot = threading.Lock()
 
-    def watch(self, executor: Any, stall_timeout: float) -> Watch:
-        watch = Watch(executor, self.messages.put, stall_timeout)
+    def watch(self, engine: Any, stall_timeout: float) -> Watch:
+        watch = Watch(engine, self.messages.put, stall_timeout)
         self.messages.put(watch)
         if not self._slot.locked():
-            # If the system has no thread left, the next executor tries again.
+            # If the system has no thread left, the next engine tries again.
             with contextlib.suppress(RuntimeError, MemoryError):
                 _thread.start_new_thread(self._begin, ())
         return watch
@@ -267,7 +267,7 @@ class _Watcher:
 
 
 def _take(watches: dict[int, Watch], watch: Watch) -> None:
-    """Adds a new watch, or removes one that is over. Its executor has then ended, or is no longer used."""
+    """Adds a new watch, or removes one that is over. Its engine has then ended, or is no longer used."""
     if watches.pop(id(watch), None) is None and not watch.is_over:
         watches[id(watch)] = watch
 
@@ -281,10 +281,10 @@ def _forget_in_forked_processes() -> None:
     os.register_at_fork(after_in_child=_watcher.__init__)
 
 
-def watch(executor: Any, stall_timeout: float) -> Watch:
-    """Watches the calls of an executor's consumer until `end` of the result, or until the executor has ended."""
+def watch(engine: Any, stall_timeout: float) -> Watch:
+    """Watches the calls of an engine's consumer until `end` of the result, or until the engine has ended."""
     _forget_in_forked_processes()
-    return _watcher.watch(executor, stall_timeout)
+    return _watcher.watch(engine, stall_timeout)
 
 
 def _report_hung(reported: set[tuple[int, float]], now: float, resumed: float) -> float:

@@ -1,4 +1,4 @@
-"""Every executor yields the oracle's stream of every kind of pipeline, and resumes it from any state."""
+"""Every place yields the oracle's stream of every kind of pipeline, and resumes it from any state."""
 
 import sys
 from typing import Any

@@ -1,4 +1,4 @@
-"""Elements read in advance are bounded in bytes, for any pipeline and any executor."""
+"""Elements read in advance are bounded in bytes, for any pipeline and any place."""
 
 import threading
 from pathlib import Path
