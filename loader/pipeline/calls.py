@@ -26,7 +26,8 @@ def num_bytes(values: Sequence[Any]) -> int:
     if len(values) == 1:
         return _bytes_of(values[0])
     sample = tree.sampled(values)
-    return sum(map(_bytes_of, sample)) * len(values) // max(1, len(sample))
+    size_of = sys.getsizeof if _OF_PYTHON.issuperset(map(type, sample)) else _bytes_of
+    return sum(map(size_of, sample)) * len(values) // max(1, len(sample))
 
 
 def _bytes_of(value: Any) -> int:

@@ -81,7 +81,11 @@ class Origins:
         return int(self.table.shape[1])
 
     def take(self, rows: slice | NDArray[Any]) -> Self:
-        return type(self)(self.table[:, rows], self.names)
+        if isinstance(rows, slice):
+            return type(self)(self.table[:, rows], self.names)
+        # Twice as fast as an index of NumPy.
+        chosen = self.table.compress(rows, axis=1) if rows.dtype == np.bool_ else self.table.take(rows, axis=1)
+        return type(self)(chosen, self.names)
 
     def with_keys(self, record_keys: NDArray[np.int64]) -> Self:
         table = self.table.copy()

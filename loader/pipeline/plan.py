@@ -269,7 +269,11 @@ class Plan:
 
     def finish_blocks(self, run: Elements, allocate: Allocate) -> Elements:
         """Runs the remaining operations of stage 0 on the prepared records of complete blocks."""
-        if self._block_steps:
+        if len(self._block_steps) == 1:
+            failures = run.failures
+            run = Context().run(self._block_steps[0], run, allocate)
+            run.failures = failures
+        elif self._block_steps:
             run = Context().run(run_steps, self._block_steps, run, allocate)
         if not self._are_first_outputs_checked and not self.stages[0].has_local_steps:
             self._check_first_outputs(run)

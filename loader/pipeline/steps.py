@@ -355,10 +355,10 @@ def _element_step(  # noqa: C901  (one case an operation)
             def results(run: Elements) -> Iterator[Any]:
                 return map(operation.added, run.origins.component.tolist(), run.values)
         case RandomMap():
+            drawing = operation.operation if isinstance(operation, SeededRandomMap) else operation
 
             def results(run: Elements) -> Iterator[Any]:
-                function = (operation.operation if isinstance(operation, SeededRandomMap) else operation).random_map
-                return map(function, run.values, streams(run.origins))
+                return map(drawing.random_map, run.values, streams(run.origins))
         case _:
             raise TypeError(f"{operation!r} is an operation of an unknown kind.")
     return _map_step(within(component, results, lambda element: element), where, producer)
@@ -411,7 +411,7 @@ def _filter_step(operation: Filter, where: str, producer: str | None, component:
             error = stopped(failure, run.origins, where, len(keep), len(values))
             run = _ended_early(run, values[: len(keep)], error, producer)
         kept = list(itertools.compress(values, keep))
-        return Elements(kept, run.origins.take(np.array(keep, np.bool_)), run.error, run.at)
+        return Elements(kept, run.origins.take(np.frombuffer(bytes(keep), np.bool_)), run.error, run.at)
 
     return filter_elements
 
