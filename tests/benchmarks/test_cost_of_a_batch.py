@@ -6,6 +6,7 @@ piece of Python and NumPy, measured in turn, so that it means the same on anothe
 """
 
 import json
+import operator
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -50,6 +51,17 @@ def rows() -> Any:
     return loader_of(millstream.InMemoryDataSource({"x": np.zeros((1 << 14, 64), np.float32)}))
 
 
+def copied() -> Any:
+    """Dicts in memory, each of which is copied with its array and its list for every reader."""
+    records = [{"id": number, "x": np.zeros(4), "tags": [number]} for number in range(1 << 12)]
+    return loader_of(records, operator.itemgetter("id"))
+
+
+def stacked() -> Any:
+    """Dicts in memory that are only stacked, and therefore not copied."""
+    return loader_of([{"id": number, "x": float(number)} for number in range(1 << 14)])
+
+
 def packed() -> Any:
     return loader_of(range(1 << 20), document, millstream.FirstFitPack({"tokens": 512}, num_packing_bins=16), size=8)
 
@@ -79,7 +91,9 @@ def loader_of(source: Any, *operations: Any, size: int = 64) -> Any:
     )
 
 
-CASES: dict[str, Callable[[], Any]] = {make.__name__: make for make in (numbers, filtered, rows, packed, mixed, chain)}
+CASES: dict[str, Callable[[], Any]] = {
+    make.__name__: make for make in (numbers, filtered, rows, copied, stacked, packed, mixed, chain)
+}
 
 
 def calls_of(batches: Iterator[Any]) -> float:
