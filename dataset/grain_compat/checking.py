@@ -1,15 +1,16 @@
 """Functions for user-defined datasets: a check of states, settings found by measuring, positions of a shuffle."""
 
 import dataclasses
+import functools
 import json
 import sys
 from typing import Any, SupportsIndex
 
 from millstream.core.checks import as_integer, as_integer_or_none
 from millstream.core.randomness import as_seed
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.opening import opened
 from millstream.dataset.stream_steps import as_stream, step_of
+from millstream.loader.data_loader import DataLoader
 from millstream.loader.debugging import difference
 from millstream.loader.pipeline.calls import num_bytes
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
@@ -20,14 +21,14 @@ MAX_BUFFERED = 1000
 
 
 def assert_equal_output_after_checkpoint(ds: Any) -> None:
-    """Checks that a dataset resumes exactly after each of its elements, for tests of user-defined datasets.
+    """Checks that a dataset or a loader resumes exactly after each of its elements, for tests of your own classes.
 
     The dataset is read to its end. Each state is converted to JSON and back, and restored on a new iterator, which must
     then have the same state, and yield the same remaining elements. All states must have the same keys, types and
     lengths.
 
     Args:
-        ds: the dataset, which must have an end.
+        ds: the dataset or loader, which must have an end.
 
     Raises:
         AssertionError: a state fails one of these checks. The message has the number of elements before it.
@@ -37,8 +38,9 @@ def assert_equal_output_after_checkpoint(ds: Any) -> None:
         >>> dataset = millstream.MapDataset.range(10).shuffle(seed=0).to_iter_dataset().batch(4)
         >>> millstream.experimental.assert_equal_output_after_checkpoint(dataset)
     """
-    stream = step_of(as_stream(ds, "ds"))
-    with opened(stream) as iterator:
+    is_loader = isinstance(ds, DataLoader)
+    begin = functools.partial(iter, ds) if is_loader else functools.partial(opened, step_of(as_stream(ds, "ds")))
+    with begin() as iterator:
         states = [_text(iterator)]
         elements = []
         for element in iterator:
@@ -52,8 +54,8 @@ def assert_equal_output_after_checkpoint(ds: Any) -> None:
                 f"States must have the same keys and types throughout: after {step} elements {text}, at the beginning "
                 f"{states[0]}."
             )
-        with opened(stream) as fresh:
-            fresh.set_state(json.loads(text))
+        with begin() as fresh:
+            fresh.set_state(text.encode() if is_loader else json.loads(text))
             if (there := _text(fresh)) != text:
                 raise AssertionError(f"After {step} elements the state is {text}, and once restored it is {there}.")
             rest = list(fresh)
@@ -135,8 +137,9 @@ def _shape(state: Any) -> Any:
     return type(state)
 
 
-def _text(iterator: DatasetIterator[Any]) -> str:
-    return json.dumps(iterator.get_state(), sort_keys=True)
+def _text(iterator: Any) -> str:
+    state = iterator.get_state()
+    return state.decode() if isinstance(state, bytes) else json.dumps(state, sort_keys=True)
 
 
 def index_shuffle(index: SupportsIndex, max_index: SupportsIndex, seed: SupportsIndex, rounds: SupportsIndex) -> int:
