@@ -261,8 +261,6 @@ class Execution:
             reason = "the source may be a stream, which only one process can read"
         elif self._feed is not None or self._threads is not None:
             reason = "elements come from a combination of datasets, or from a stream"
-        elif pipeline.num_local:
-            reason = "operations follow mp_prefetch"
         if reason:
             reason = f"{reason}. Give a number of workers"
             log_warning(f'"auto" chose no worker processes: {reason}.')

@@ -341,7 +341,7 @@ class Running:
         elif feed is not None and num_local == len(pipeline.operations):
             # Nothing is left for workers or other threads.
             reading, num_local = self.local_reading or ReadOptions(0, 0), 0
-        elif not self.workers.num_workers and not reading.reads_ahead:
+        elif not (self.workers.num_workers or self.workers.chooses_workers or reading.reads_ahead):
             # All operations run in one place.
             reading, num_local = self.local_reading or reading, 0
         compiled = None if chain is None else chain.compiled(pipeline, num_local)

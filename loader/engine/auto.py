@@ -149,8 +149,10 @@ class AutoEngine(Engine):
         super()._begin()
 
     def _work_here(self) -> bool:
-        # The calls from before the last move are older.
-        return self._before is None and super()._work_here()
+        if self._before is None:
+            return super()._work_here()
+        # The calls from before the last move are older than those that the budget has.
+        return self._has_local and self._run_local()
 
     def _wait(self) -> None:
         if self._before is None:
@@ -226,6 +228,7 @@ class AutoEngine(Engine):
     def _move(self, budget: Budget) -> None:
         """Begins the next calls in another place. The budget before completes those that have begun."""
         self._before, self.budget = self.budget, budget
+        self.local.substream = budget.substream
         self._length, self._scheduling = WINDOW_SECONDS, None
         self._begin_window(time.perf_counter())
         self._log_choice()

@@ -330,9 +330,10 @@ def test_another_thread_may_close_it_while_workers_start(choose: Callable[..., N
             assert not thread.is_alive()
 
 
-def chain_of(*, before: Any = (), after: Any = ()) -> Any:
+def chain_of(*, before: Any = (), after: Any = (), num_threads: int = 2) -> Any:
     """Returns a chain of the numbers of every such loader, with operations before and after `mp_prefetch`."""
-    dataset = millstream.MapDataset.range(48).seed(3).shuffle().to_iter_dataset(millstream.ReadOptions(2))
+    reading = millstream.ReadOptions(num_threads)
+    dataset = millstream.MapDataset.range(48).seed(3).shuffle().to_iter_dataset(reading)
     for operation in before:
         dataset = dataset.map(operation)
     dataset = dataset.batch(4).mp_prefetch("auto")
@@ -353,23 +354,32 @@ def test_chains_choose_as_loaders_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 'mp_prefetch("auto")' in repr(chain_of())
 
 
-@pytest.mark.parametrize(
-    ("dataset", "word"),
-    [
-        (chain_of(after=[lambda batch: batch + 1]), "follow mp_prefetch"),
-        (millstream.IterDataset.mix([chain_of(), chain_of()], [0.5, 0.5]).mp_prefetch("auto"), "combination"),
-    ],
-    ids=["operations after it", "a mixture"],
-)
-def test_chains_that_cannot_move_stay_here(
-    dataset: Any, word: str, choose: Callable[..., None], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("prefetch", [None, millstream.ReadOptions(1, 4)])
+def test_operations_after_it_stay_here(
+    num_threads: int, prefetch: millstream.ReadOptions | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Operations after it, and combinations of datasets, need a number of workers: the log says so."""
+    """Wherever the operations before `mp_prefetch("auto")` run, this process runs those after it, in order."""
+    expected = [batch.tolist() for batch in millstream.MapDataset.range(48).seed(3).shuffle().batch(4)]
+    move_at_random(monkeypatch, random.Random(5))
+    dataset = chain_of(after=[lambda batch: (os.getpid(), batch.tolist())], num_threads=num_threads)
+    num_workers: set[int] = set()
+    for _ in range(3):
+        with contextlib.closing(iter(dataset if prefetch is None else dataset.prefetch(prefetch))) as iterator:
+            for batch in expected:
+                assert next(iterator) == (TRAINER, batch)
+                num_workers.add(len(worker_pids()))
+    assert len(num_workers) > 1
+
+
+def test_chains_that_cannot_move_stay_here(choose: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
+    """Combinations of datasets need a number of workers: the log says so."""
     choose(2)
+    dataset = millstream.IterDataset.mix([chain_of(), chain_of()], [0.5, 0.5]).mp_prefetch("auto")
     with contextlib.closing(iter(dataset)) as iterator:
         for _ in iterator:
             assert not processes_below()
-    assert word in caplog.text
+    assert "combination" in caplog.text
 
 
 def test_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
