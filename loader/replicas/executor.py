@@ -1,12 +1,17 @@
 """The executor of a member: it delivers what the reader of its group publishes, or reads by itself."""
 
+import collections
 import contextlib
+import functools
+import itertools
+import operator
 import os
 import pickle
 import socket
+import struct
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -33,6 +38,8 @@ FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 300.0
 _RACE_SECONDS = 0.001
 _MAX_ATTEMPTS = 100
 _NOTHING = np.empty(0, np.uint8)
+_DESCRIPTOR = struct.Struct("i")
+_RIGHTS_BYTES = socket.CMSG_LEN(_DESCRIPTOR.size)
 
 
 @final
@@ -67,6 +74,9 @@ class SharedExecutor:
         self.failures = None if plan.errors is None else FailuresOfPass(plan.errors, position)
         self._process = os.getpid()
         self._connection: socket.socket | None = None
+        # The message that is being read, as `recvmsg` returns it. Another thread that closes this leaves it alone.
+        self._inbox: list[Any] = []
+        weakref.finalize(self, _empty, self._inbox)
         self._closing: weakref.finalize[[], Any] = weakref.finalize(self, int)
         self._reader: Reader | None = None
         # The executor of this process if it reads by itself, and when and from where on it may join again.
@@ -260,38 +270,41 @@ class SharedExecutor:
             with contextlib.suppress(OSError):
                 connection.send(b"\0", socket.MSG_NOSIGNAL)
         try:
-            data, descriptors = self._waited_for(connection)
+            self._wait_for(connection)
         except TimeoutError as timeout:
             return Apart(reason="" if self._alone is not None else str(timeout)), _NOTHING
         except OSError:
-            data, descriptors = b"", []
-        if not data:
             return None, _NOTHING
+        data = self._inbox[-1][0]
         try:
+            if not data:
+                return None, _NOTHING
             message = pickle.loads(data)  # noqa: S301  (of a process of this user)
             if not isinstance(message, Published):
                 return message, _NOTHING
-            if not descriptors:
-                return message, np.frombuffer(bytearray(message.content or b""), np.uint8)
-            memory = MappedMemory(descriptors[0], message.num_bytes, is_shared=False)
+            if message.content is not None:
+                return message, np.frombuffer(bytearray(message.content), np.uint8)
+            memory = MappedMemory(next(_descriptors_of(self._inbox)), message.num_bytes, is_shared=False)
             return message, memory.view(0, message.num_bytes)
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            _empty(self._inbox)
 
-    def _waited_for(self, connection: socket.socket) -> tuple[bytes, list[int]]:
-        """Returns the bytes and descriptors of the next message. Raises TimeoutError to read alone instead."""
+    def _wait_for(self, connection: socket.socket) -> None:
+        """Puts the next message into the inbox. Raises TimeoutError to read alone instead."""
         reads_here = self._reader is not None
         limit = self._stall_timeout if reads_here else self._stall_timeout / 2
         if self._alone is not None:
             limit = min(limit, 2 * readers.PATIENCE_SECONDS)
+        receive = functools.partial(connection.recvmsg, MESSAGE_BYTES, _RIGHTS_BYTES)
         clock = StallClock(limit)
         while True:
             since = time.monotonic()
             connection.settimeout(max(clock.seconds, _RACE_SECONDS))
             with contextlib.suppress(TimeoutError):
-                data, descriptors, *_ = socket.recv_fds(connection, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-                return data, descriptors
+                # Without Python code between the reception and the list: an exception of a signal handler would lose
+                # the descriptor, which would then stay open.
+                self._inbox.extend(map(receive, (socket.MSG_CMSG_CLOEXEC,)))
+                return
             clock.passed(time.monotonic() - since)
             if reads_here:
                 if (error := clock.stall_of("the outputs for this host", self._threads)) is not None:
@@ -302,3 +315,14 @@ class SharedExecutor:
     @property
     def _threads(self) -> Sequence[Any]:
         return [] if self._reader is None else self._reader.readers.busy_threads
+
+
+def _descriptors_of(messages: Iterable[Any]) -> Iterator[int]:
+    rights = itertools.chain.from_iterable(map(operator.itemgetter(1), messages))
+    return itertools.chain.from_iterable(map(_DESCRIPTOR.unpack, map(operator.itemgetter(2), rights)))
+
+
+def _empty(inbox: list[Any]) -> None:
+    """Closes the descriptors of messages, each once, without Python code in between, which handlers could interrupt."""
+    messages = map(inbox.pop, itertools.repeat(-1, len(inbox)))
+    collections.deque(map(os.close, _descriptors_of(messages)), maxlen=0)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import resource
 import signal
 import subprocess
@@ -25,8 +26,9 @@ from support.draw.random_pipelines import (
     one_to_one_operations,
     pipelines,
 )
+from support.faults.interrupted import interrupt_at
 from support.laws import expected_of, loader_of
-from support.processes.process_tree import processes_below
+from support.processes.process_tree import open_descriptors, processes_below
 from support.processes.worker_pools import environment
 from support.streams import comparable, drain
 
@@ -250,6 +252,28 @@ def test_epochs_and_devices() -> None:
                 for iterator in iterators:
                     assert next(iterator)["number"].tolist() == expected[number][step]
     assert len(source.reads) == len(source) * 2
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["reads", "maps"])
+def test_an_interrupted_member_has_its_stream(is_first: bool) -> None:
+    """Ctrl-C at any moment of the exchange loses no batch and no descriptor, of the member that reads or of another."""
+    loaders = members_of(2, Counted())
+    expected = alone(Counted(), 8)
+    for moment in itertools.count():
+        first, second = members = [iter(loader) for loader in loaders]
+        with first, second:
+            taken(members, 1)
+            interrupted = first if is_first else second
+            taken([second if is_first else first], 1)
+            descriptors = open_descriptors()
+            was_interrupted = interrupt_at(moment, lambda: next(interrupted), "millstream.loader.replicas")  # noqa: B023
+            step = interrupted.step
+            assert taken([interrupted], 2) == [expected[step : step + 2]]
+            interrupted.close()
+        assert [kind for kind in open_descriptors() - descriptors if "memfd" in kind] == []
+        if not was_interrupted:
+            break
+    assert moment > 20
 
 
 def test_a_member_that_does_not_move_holds_up_nobody() -> None:
