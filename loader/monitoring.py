@@ -41,7 +41,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
@@ -55,6 +54,7 @@ from millstream.loader.reporting.advice import advice_of
 from millstream.loader.reporting.snapshot import LoaderSnapshot, mixture_texts, workers_text
 from millstream.loader.reporting.summary import exposition
 from millstream.loader.threads.thread_settings import in_fresh_thread
+from millstream.loader.threads.waiting import stacks_of
 
 POLL_SECONDS = 0.5
 """Interval at which the thread of `millstream top` checks if any pipeline is still served."""
@@ -371,24 +371,12 @@ def _stacks() -> dict[str, Any]:
 
 
 def _stacks_of_threads() -> str:
-    """Returns the stacks of all threads except the calling one, the main thread first.
-
-    The format is that of `faulthandler`: a head per thread, then its frames, the most recent call first.
-    """
+    """Returns the stacks of all threads except the calling one, the main thread first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main, current = threading.main_thread().ident, threading.get_ident()
-    frames = sys._current_frames()  # noqa: SLF001  (documented, for tools like this)
-    order = sorted((ident for ident in frames if ident != current), key=lambda ident: (ident != main, ident))
-    return "\n\n".join(
-        "\n".join([f"Thread {names.get(ident, hex(ident))} (most recent call first):", *_lines_of(frames[ident])])
-        for ident in order
-    )
-
-
-def _lines_of(frame: object) -> list[str]:
-    # Source lines are omitted, because files would be read for them.
-    found = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)  # type: ignore[arg-type]
-    return [f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in found]
+    others = (ident for ident in sys._current_frames() if ident != current)  # noqa: SLF001  (documented)
+    order = sorted(others, key=lambda ident: (ident != main, ident))
+    return stacks_of({ident: names.get(ident, hex(ident)) for ident in order})
 
 
 VARIABLE = "MILLSTREAM_METRICS_PORT"

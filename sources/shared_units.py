@@ -101,7 +101,8 @@ class SharedFolder:
         self.path = ""
         self._owner = os.getpid()
         self._lock = -1
-        for find_parent in (lambda: "/dev/shm", tempfile.gettempdir):  # noqa: S108  (the folder is private)
+        parents: tuple[Callable[[], str], ...] = (lambda: "/dev/shm", tempfile.gettempdir)  # noqa: S108  (it is private)
+        for find_parent in parents:
             # There may be no descriptor left to look for one, and none for a folder.
             with contextlib.suppress(OSError):
                 parent = find_parent()

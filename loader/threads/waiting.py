@@ -26,7 +26,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Any, Final, Generic, TypeVar, final
 
@@ -89,25 +89,39 @@ class StallClock:
         if self.is_over:
             return WorkerStalledError(
                 f"The threads that read have finished nothing for {self.waited:.1f} s (stall_timeout), "
-                f"with {records}. Stacks:\n{stacks_of(threads)}"
+                f"with {records}. Stacks:\n{_stacks(threads)}"
             )
         if self.is_due():
             limit = "never" if math.isinf(self.timeout) else f"after {self.timeout:g} s"
             log_warning(
                 f"the threads that read have finished nothing for {self.waited:.1f} s, with {records}. This becomes "
-                f"an error {limit} (stall_timeout). Stacks:\n{stacks_of(threads)}"
+                f"an error {limit} (stall_timeout). Stacks:\n{_stacks(threads)}"
             )
         return None
 
 
-def stacks_of(threads: Iterable[threading.Thread]) -> str:
+def _stacks(threads: Iterable[threading.Thread]) -> str:
+    return stacks_of({thread.ident: thread.name for thread in threads if thread.ident is not None})
+
+
+def stacks_of(names: Mapping[int, str]) -> str:
+    """Returns the stacks of threads, given their names by identifier, in the format of `faulthandler`."""
     frames = sys._current_frames()  # noqa: SLF001  (the only access to the stacks of other threads)
     stacks = [
-        f"Thread {thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
-        for thread in threads
-        if thread.ident in frames
+        f"Thread {name} (most recent call first):\n{stack_of(frames[ident])}"
+        for ident, name in names.items()
+        if ident in frames
     ]
-    return "".join(stacks) or "(no thread is running)"
+    return "\n\n".join(stacks) or "(no thread is running)"
+
+
+def stack_of(frame: FrameType) -> str:
+    """Returns the calls of a thread, the most recent one first.
+
+    Source lines are omitted, because files would be read for them, on a file system that may hang.
+    """
+    calls = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
+    return "\n".join(f'  File "{call.filename}", line {call.lineno} in {call.name}' for call in calls)
 
 
 ItemT = TypeVar("ItemT")
@@ -337,7 +351,7 @@ def _seen_in_frames(thread: int) -> tuple[str | None, str | None]:
     frame, text = top, None
     while frame is not None and frame.f_code is not watched.__code__ and text is None:
         text, frame = _element_at(frame), frame.f_back
-    return text, None if top is None else "".join(traceback.format_stack(top))
+    return text, None if top is None else stack_of(top)
 
 
 def _dumped_stack(thread: int) -> str:
