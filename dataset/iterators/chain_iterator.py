@@ -21,6 +21,7 @@ from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import CHAIN
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.steps import writable_copies
 from millstream.loader.views import Consumer, Insight
 from millstream.transforms.of_chains import AbsentElement
 
@@ -33,6 +34,7 @@ class EngineIterator(SavingIterator[Any]):
 
     _execution: Execution
     _inner: DataLoaderIterator
+    _has_drawn_runs = False
     _was_sought = False
     """True if elements may be missing before its position, because `seek` has counted positions."""
 
@@ -86,15 +88,18 @@ class EngineIterator(SavingIterator[Any]):
         if self._closed:
             raise ValueError(CLOSED)
         try:
-            return next(self._inner)
+            element = next(self._inner)
         except AbsentElement as missing:
             self._change_plan(missing)
-        return next(self._inner)
+            element = next(self._inner)
+        # Those of a run are for operations, and may be arrays that a source holds.
+        return writable_copies([element])[0] if self._has_drawn_runs else element
 
     _watches_itself = True
 
     def _draw_run(self, count: int) -> Drawn[Any]:
         """Returns the next elements with their origins: fewer than `count` if they end, or if an error follows."""
+        self._has_drawn_runs = True
         runs: list[Elements] = []
         left = count
         while left:

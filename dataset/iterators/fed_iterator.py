@@ -11,7 +11,6 @@ from millstream.dataset.iterators.chain_iterator import EngineIterator
 from millstream.dataset.iterators.chain_positions import check_resumable, fingerprint_number
 from millstream.dataset.iterators.dataset_iterator import (
     DatasetIterator,
-    drawn_from,
     move_to,
     position_of,
 )
@@ -171,8 +170,8 @@ class _Drawing:
 
     def draw(self, count: int, number: int) -> Elements:
         stream = self._stream
-        name, watches_itself = stream._class_name, stream._watches_itself  # noqa: SLF001  (of the library's base class)
-        draw = functools.partial(drawn_from, stream, count)
+        name, watches_itself = stream._class_name, stream._watches_itself  # noqa: SLF001  (of every iterator)
+        draw = functools.partial(stream._draw_run, count)  # noqa: SLF001  (as above)
         values, error, origins = (
             draw()
             if watches_itself

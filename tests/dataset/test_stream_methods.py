@@ -247,3 +247,22 @@ def test_strict_and_allow_are_taken_by_the_iterator_of_any_chain() -> None:
             next(first)
             second.set_state(first.get_state(), allow={"operations"}, strict=True)
             assert repr(next(second)) == repr(next(first))
+
+
+OWNED: dict[str, Callable[[Any], IterDataset[Any]]] = {
+    "skip": lambda one: one.skip(3),
+    "take": lambda one: one.take(4).skip(2),
+    "cache": lambda one: one.cache().repeat(2),
+    "mix": lambda one: IterDataset.mix([one, one]),
+    "mix, and drop those that end": lambda one: IterDataset.mix([one, one], stop="drop_exhausted"),
+    "interleave": lambda one: IterDataset.interleave([one, one], cycle_length=2),
+}
+
+
+@pytest.mark.parametrize("name", OWNED)
+def test_what_a_join_yields_is_the_trainers(name: str) -> None:
+    """An array that a source keeps does not change with an element that a join yields."""
+    kept = [np.zeros(1 << 18) for _ in range(6)]
+    for element in OWNED[name](MapDataset.source(kept).to_iter_dataset(INLINE)):
+        np.add(element, 1, out=element)
+    assert not any(array.any() for array in kept)
