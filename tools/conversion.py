@@ -18,8 +18,6 @@ Guarantees:
 import contextlib
 import dataclasses
 import fcntl
-import functools
-import itertools
 import json
 import os
 import shutil
@@ -32,7 +30,6 @@ from numpy.typing import NDArray
 from millstream.core.checks import as_flag, as_integer, named_arguments
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import MapDataset
-from millstream.dataset.node_source import node_of
 from millstream.loader import DataLoader, ReadOptions
 from millstream.loader.checkpoints.fingerprint import fingerprint_of
 from millstream.loader.cluster.options import RayWorkers
@@ -66,8 +63,7 @@ _VERSION = 4
 
 _BLOCK_BYTES = 4 << 20
 _BLOCK_RECORDS = 1024
-_BLOCKS_OF_UNIT = 16
-"""The bytes and the records of a block, and the number of blocks that are one if they are a unit of the source."""
+"""The bytes of a block, about, and the maximum number of its records."""
 
 _MEASURED_RECORDS = 16
 """The number of records whose mean size decides how many records a block has."""
@@ -169,25 +165,10 @@ class Conversion:
         sources = underlying_sources(self.source)
         return {path: identity for source in sources for path, identity in (files_of(source) or {}).items()}
 
-    def blocks_of(self, shard: int, num_records: int) -> Iterator[range]:
-        """Yields the keys of each block of a file. A unit, such as a row group, is one block if it is small enough."""
+    def blocks_of(self, shard: int, num_records: int) -> list[range]:
+        """Returns the keys of each block of a file."""
         keys = self.range_of(shard)
-        edges = np.array([keys.start, keys.stop])
-        bounds = self._unit_bounds
-        if len(bounds) * num_records <= 4 * len(self.source):
-            within = bounds[np.searchsorted(bounds, keys.start, "right") : np.searchsorted(bounds, keys.stop)]
-            edges, num_records = np.concatenate([edges[:1], within, edges[1:]]), num_records * _BLOCKS_OF_UNIT
-        for start, stop in itertools.pairwise(map(int, edges)):
-            count = max(1, -(-(stop - start) // num_records))
-            cuts = [start + (stop - start) * number // count for number in range(count + 1)]
-            yield from itertools.starmap(range, itertools.pairwise(cuts))
-
-    @functools.cached_property
-    def _unit_bounds(self) -> NDArray[np.int64]:
-        """The keys at which units of the source end; only the end of the source if it has none."""
-        node = node_of(self.source if isinstance(self.source, MapDataset) else MapDataset.source(self.source))
-        sizes = node.units().sizes if node.window_units is not None else [len(self.source)]
-        return np.cumsum(sizes, dtype=np.int64)
+        return [keys[start : start + num_records] for start in range(0, len(keys), num_records)]
 
     def block(self, keys: range) -> "Block":
         """Reads and encodes the records of consecutive keys."""
@@ -422,7 +403,7 @@ def _write_missing(conversion: Conversion, worker_count: int, workers: RayWorker
     if not todo:
         return
     num_records = _records_of_block(conversion, todo[0])
-    blocks = {shard: list(conversion.blocks_of(shard, num_records)) for shard in todo}
+    blocks = {shard: conversion.blocks_of(shard, num_records) for shard in todo}
     order = [keys for shard in todo for keys in blocks[shard]]
     counts = {shard: len(conversion.range_of(shard)) for shard in conversion.shards}
     loader = DataLoader(

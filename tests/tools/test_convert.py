@@ -89,7 +89,7 @@ def test_the_parts_of_a_conversion_are_the_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.array_record", "a.bagz", "a.bin"])
 def test_the_bytes_do_not_depend_on_workers(tmp_path: Path, name: str) -> None:
-    """Workers encode blocks, of single units and parts of units, of one file or several: the files are the same."""
+    """Workers encode blocks, within row groups and over several, of one file or several: the files are the same."""
     rows = pa.table({"text": [f"{number} " * (number % 50) for number in range(3000)]})
     pq.write_table(rows.slice(0, 1000), tmp_path / "a.parquet", row_group_size=300)
     pq.write_table(rows.slice(1000), tmp_path / "b.parquet", row_group_size=2000)
