@@ -493,7 +493,7 @@ def _make_batch(operation: Batch, run: Elements, start: int, allocate: Allocate,
     try:
         if producer is not None and values[0] is None and len(values) > 1 and all(value is None for value in values):
             raise StackError(  # noqa: TRY301  (it gets the same note as others)
-                f"Every element of this batch is None: did {producer}, or one before it, forget `return`?", rows=(0, 1)
+                f"Every element of this batch is None: {_forgotten_return(producer)}", rows=(0, 1)
             )
         return stack(values, allocate)
     except StackError as error:
@@ -557,10 +557,12 @@ def _ended_early(run: Elements, values: list[Any], error: BaseException, produce
     """Returns the results before an element whose error takes its place."""
     row = len(values)
     if producer is not None and row < len(run.values) and run.values[row] is None:
-        add_note(
-            error, f"millstream: the element that it got is None: did {producer}, or one before it, forget `return`?"
-        )
+        add_note(error, f"millstream: the element that it got is None: {_forgotten_return(producer)}")
     return _cut(run, values, error)
+
+
+def _forgotten_return(producer: str) -> str:
+    return f"did {producer}, or one before it, forget `return`?"
 
 
 def annotated(error: BaseException, where: str, *, may_end: bool = False) -> BaseException:
