@@ -234,9 +234,9 @@ def test_calls_do_not_carry_the_history_of_weights(monkeypatch: pytest.MonkeyPat
     for workers in (0, 1):
         with iter(loader(worker_count=workers, read_options=INLINE)) as batches:
             taken = []
-            for number in range(12):
+            for number in range(6):
                 taken += values(batches, 1)
-                if workers and number == 6:
+                if workers and number == 3:
                     os.kill(pids_of(batches)[0], signal.SIGKILL)
                 batches.reweight({"a": 1 + number, "b": 1})
             found.append(taken + values(batches, 3))
