@@ -156,7 +156,7 @@ class ShardBySharding(ShardOptions):
         drop_remainder: as in `ShardOptions`.
         logical_shards: as in `ShardOptions`.
         share_on_host: True to read and compute the batches of all processes of one host that need the same rows in one
-            of them, as `docs/several-hosts.md` explains.
+            of them, as `docs/several-hosts.md` explains. It has no effect on a mesh without such processes.
 
     Raises:
         RuntimeError: the environment announces several processes, but JAX is not initialised for them.
@@ -193,7 +193,8 @@ class ShardBySharding(ShardOptions):
                 f"global_batch_size must be a multiple of {group.num_parts}, because the sharding splits the rows into "
                 f"{group.num_parts} parts, got {global_batch_size}."
             )
-        super().__init__(group.index, group.count, drop_remainder, logical_shards, share_on_host)
+        shares = as_flag(share_on_host, "share_on_host") and group.num_processes > 1
+        super().__init__(group.index, group.count, drop_remainder, logical_shards, shares)
 
 
 @final
@@ -205,11 +206,13 @@ class RowGroup:
         index: the position of the run in the batch, 0 … count - 1.
         count: the number of runs.
         num_parts: the number of parts that the sharding splits the rows into, a multiple of `count`.
+        num_processes: the number of processes that need these rows.
     """
 
     index: int
     count: int
     num_parts: int
+    num_processes: int = 1
 
     @classmethod
     def of(cls, sharding: "NamedSharding") -> "RowGroup":
@@ -259,7 +262,7 @@ class RowGroup:
                 f"same rows or none in common. The {num_parts} parts of the rows are on these processes: {listed}. "
                 "Order the devices of the mesh so that those of one process are adjacent along the axes of the rows."
             )
-        return cls(min(own) // len(own), len(runs), num_parts)
+        return cls(min(own) // len(own), len(runs), num_parts, sum(numbers == own for numbers in needed.values()))
 
 
 def jax_process() -> tuple[int, int]:

@@ -157,6 +157,7 @@ def test_processes_that_need_the_same_rows_are_one_group(
     found = [RowGroup.among(parts, process, num_parts) for process in parts]
 
     assert [(group.index, group.count) for group in found] == groups
+    assert [group.num_processes for group in found] == [groups.count(group) for group in groups]
 
 
 @pytest.mark.parametrize(
@@ -194,4 +195,4 @@ def test_wrong_shardings_are_refused() -> None:
         millstream.ShardBySharding(rows, 0)
     with pytest.raises(ValueError, match="logical_shards must be at least 1"):
         millstream.ShardBySharding(rows, 8, logical_shards=0)
-    assert vars(millstream.ShardBySharding(rows, 8)) == vars(ShardOptions(0, 1))
+    assert vars(millstream.ShardBySharding(rows, 8, share_on_host=True)) == vars(ShardOptions(0, 1))

@@ -259,6 +259,9 @@ def test_the_global_array_is_that_of_one_process_on_any_mesh(groups: dict[int, l
     expected = [next(stream), next(stream)]
     following = next(stream)
 
+    for name, shards in GROUPS.items():
+        # Of the processes that need the same rows, one reads.
+        assert sum(told["fill_meshes"][name]["reads"] for told in groups[LOGICAL_SHARDS]) == len(set(shards)), name
     for process, told in enumerate(groups[LOGICAL_SHARDS]):
         assert told["fill_meshes"].keys() == MESHES.keys()
         for name, outcome in told["fill_meshes"].items():

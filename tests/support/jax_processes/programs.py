@@ -363,19 +363,22 @@ def fill_meshes(save_to: Path, meshes: dict[str, tuple[tuple[int, ...], tuple[st
         sharding = NamedSharding(mesh, PartitionSpec(*spec))
         shard = millstream.ShardBySharding(sharding, GLOBAL_BATCH, drop_remainder=True, share_on_host=True)
         taken = []
-        with millstream.device_put(iter(loader(shard, Row())), sharding) as batches:
+        own = iter(loader(shard, Row()))
+        with millstream.device_put(own, sharding) as batches:
             for batch in itertools.islice(batches, 2):
                 assert batch.sharding == sharding
                 parts = {str(part.index): np.asarray(part.data) for part in batch.addressable_shards}
                 taken.append((batch.shape, multihost_utils.process_allgather(batch, tiled=True), parts))
             (save_to / f"{name} {jax.process_index()}").write_bytes(batches.get_state())
+            reads = own._profiler.reader is None
         try:
             others = millstream.ShardByJaxProcess(drop_remainder=True)
             millstream.device_put(iter(loader(others, Row())), sharding).close()
             refused = ""
         except ValueError as error:
             refused = str(error)
-        told[name] = {"shard": (shard.shard_index, shard.shard_count), "taken": taken, "refused": refused}
+        found = (shard.shard_index, shard.shard_count)
+        told[name] = {"shard": found, "taken": taken, "refused": refused, "reads": reads}
     return told
 
 
