@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from millstream.configuration import config
 from millstream.core.warn import log_warning
+from millstream.loader import reporting
 from millstream.loader.engine.engine import Budget, Engine, ReadAhead
 from millstream.loader.engine.worker_choice import BATCH_SECONDS, ELEMENT_SECONDS, WorkerChoice
 from millstream.loader.measuring import LOADER, Frontend, Profiler
@@ -149,9 +150,7 @@ class Execution:
             iterator.close_with_loader()
         self.check_open()
         if self.pipeline.measures_costs:
-            from millstream.loader.reporting.summary import ExecutionLog  # noqa: PLC0415  (lazy: off by default)
-
-            log = ExecutionLog(self.profiler, self.insight.snapshot)
+            log = reporting.summary.ExecutionLog(self.profiler, self.insight.snapshot)
             self.profiler.on_wait = log.write_if_due
             iterator.call_at_end(log.write)
             weakref.finalize(iterator, log.write)

@@ -14,6 +14,7 @@ from millstream.dataset.iterators.chain_positions import check_resumable, finger
 from millstream.dataset.iterators.dataset_iterator import CLOSED, Drawn, SavingIterator
 from millstream.dataset.iterators.running import FixedChain, Running
 from millstream.dataset.nodes.element_nodes import Batched
+from millstream.loader import reporting
 from millstream.loader.checkpoints.envelope import STRAIGHT, SavedPosition, is_list, unreadable, wrong_kind
 from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream, saved_cursor
 from millstream.loader.execution import Execution
@@ -150,9 +151,7 @@ class EngineIterator(SavingIterator[Any]):
         return f"<{type(self).__name__} at step {step}, {self._inner.lifecycle}, {execution}{self._drawn_from()}{made}>"
 
     def _repr_html_(self) -> str:
-        from millstream.loader.reporting.summary import render_loader  # noqa: PLC0415  (lazy: for notebooks)
-
-        return render_loader(self.insight.snapshot(), iterator=repr(self))
+        return reporting.summary.render_loader(self.insight.snapshot(), iterator=repr(self))
 
     def _change_plan(self, missing: AbsentElement) -> None:
         """Continues, at the same position, with a plan that skips missing elements."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 from millstream.core.signals import interrupts
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, SavingIterator
 from millstream.dataset.nodes.lowering import InOrder
+from millstream.loader import reporting
 from millstream.loader.checkpoints.checkpointable import Exclusive
 from millstream.loader.checkpoints.envelope import SavedPosition
 from millstream.loader.checkpoints.state import Stream
@@ -227,13 +228,11 @@ class RecoveringIterator(Measured, Exclusive, SavingIterator[T_co]):
 
     def keep_measurements(self, iterator: DatasetIterator[Any]) -> None:
         """Keeps the measurements of an iterator below that another one replaces."""
-        from millstream.loader.reporting.snapshot import added  # noqa: PLC0415  (lazy: most replace none)
-
         for insight in insights_of(iterator):
             # Only that of the join is reported, and finding it out would read files for each stream that ends.
             insight.num_cores = insight.num_cores or 1
             snapshot = insight.snapshot()
-            self.replaced = snapshot if self.replaced is None else added(self.replaced, snapshot)
+            self.replaced = snapshot if self.replaced is None else reporting.snapshot.added(self.replaced, snapshot)
 
     def _position_here(self) -> SavedPosition:
         for _ in range(_TRIES):
@@ -347,10 +346,8 @@ class JoinInsight(Insight):
         return join is None or join.lifecycle == "closed"
 
     def snapshot(self) -> "LoaderSnapshot":
-        from millstream.loader.reporting.snapshot import joined  # noqa: PLC0415  (lazy: only views need it)
-
         join, own = self._join, self._own_snapshot()
-        shown = joined(own, self._below(), join.replaced)
+        shown = reporting.snapshot.joined(own, self._below(), join.replaced)
         return dataclasses.replace(
             shown,
             source=dataclasses.replace(own.source, name=join.name),
