@@ -166,14 +166,13 @@ class _TurnsIterator(RecoveringIterator[Any]):
         step, following, turn, saved_slots = values_of(position, _KIND, is_number, is_number, is_number, is_list)
         if len(saved_slots) != len(self._slots):
             raise CheckpointError(
-                f"The state is of {len(saved_slots)} datasets that were open at a time, but here it is "
-                f"{len(self._slots)}: build InterleaveIterDataset with the cycle_length that it had."
+                f"The state is of {len(saved_slots)} datasets that are open at a time, and here there are "
+                f"{len(self._slots)}. Interleave them with cycle_length={len(saved_slots)}."
             )
         count, last = len(self._datasets), following - 1
         if last >= count:
             raise CheckpointError(
-                f"The state is at dataset {last} of those that are interleaved, and there are {count} here: give "
-                "InterleaveIterDataset those that it had."
+                f"The state is at dataset {last}, and here there are {count}. Pass the datasets of the saved stream."
             )
         slots: list[_Slot] = []
         try:
@@ -341,8 +340,8 @@ class _RepeatIterator(RecoveringIterator[Any]):
         step, epoch, is_empty, saved = values_of(position, _REPEATED, is_number, is_number, is_flag, is_anything)
         if self._num_epochs is not None and epoch >= self._num_epochs:
             raise CheckpointError(
-                f"The state is in epoch {epoch} of a repeated dataset, and here there are {self._num_epochs}: write "
-                ".repeat with the number that it had."
+                f"The state is in epoch {epoch} of a repeated dataset, and here there are {self._num_epochs}. Repeat "
+                "it at least as often as the saved stream."
             )
         move_to(self._parent, saved)
         self._step, self._epoch, self._is_empty = step, epoch, is_empty

@@ -68,7 +68,7 @@ TWO, THREE = [numbers(9), numbers(9, 100)], [numbers(9), numbers(9, 100), number
         (
             InterleaveIterDataset(THREE, cycle_length=2),
             InterleaveIterDataset(THREE, cycle_length=3),
-            "cycle_length that",
+            "cycle_length=2",
         ),
         (IterDataset.source(range(9)), Lasting(), "stream: saved"),
     ],

@@ -399,7 +399,7 @@ STREAMS: list[tuple[str, Callable[[], IterDataset[Any]], Callable[[], IterDatase
         lambda: experimental.RepeatIterDataset(MapDataset.range(40), 1),
     ),
     (
-        "at dataset 3 .* there are 2",
+        "at dataset 3, and here there are 2",
         lambda: experimental.InterleaveIterDataset([MapDataset.range(15)] * 4, cycle_length=2),
         lambda: experimental.InterleaveIterDataset([MapDataset.range(15)] * 2, cycle_length=2),
     ),
