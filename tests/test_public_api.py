@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import operator
+import py_compile
 import subprocess
 import sys
 import types
@@ -91,6 +92,15 @@ def test_late_names_are_the_classes_that_type_checkers_see(module: types.ModuleT
     assert late
     assert {*late} >= {*module.__all__} - {*vars(module)}
     assert [name for name in late if name not in ("checkpoint", "keras") and not hasattr(module, name)] == []
+
+
+def test_late_names_need_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of which only the compiled file is there has an error that says what to ship."""
+    (tmp_path / "late.py").write_text("")
+    py_compile.compile(str(tmp_path / "late.py"), str(tmp_path / "bare.pyc"))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=r"Ship its \.py files"):
+        lazy_imports.late_names("bare")
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -46,9 +46,14 @@ def late_names(package: str) -> dict[str, tuple[str, str]]:
     """Returns the module of each name that a package imports under `if TYPE_CHECKING`, and the name there.
 
     They are read from its source, on first access to one of them, so that they are written once.
+
+    Raises:
+        ImportError: there is no source.
     """
     loader: Any = getattr(find_spec(package), "loader", None)
-    blocks = [node for node in ast.parse(loader.get_source(package)).body if isinstance(node, ast.If)]
+    if (source := loader.get_source(package)) is None:
+        raise ImportError(f"Cannot find the names in {package!r} without its source. Ship its .py files, too.")
+    blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
     return {
         alias.asname or alias.name: (statement.module or "", alias.name)
         for block in blocks
