@@ -33,10 +33,13 @@ soak: $(VENV)/.installed ## Random pipelines, faults and resumes for an hour: MI
 kills: $(VENV)/.installed ## Kill a thousand workers while they work.
 	PYTHONPATH=tests $(BIN)/python -P -m soak --kills=1000
 
-clients: $(VENV)/.installed ## Run the tests of Keras that use Grain, with millstream in its place.
+clients: $(VENV)/.installed ## Run Grain's own tests, and those of Keras that use Grain, with millstream in its place.
 	test -x build/clients/bin/python || $(PYTHON) -m venv build/clients
 	build/clients/bin/python -m pip install --quiet --disable-pip-version-check '.[keras]' tensorflow-cpu torch pytest \
 		--extra-index-url https://download.pytorch.org/whl/cpu
+	build/clients/bin/python -m pip install --quiet --no-deps --upgrade --target build/grain grain==0.2.18
+	build/clients/bin/python -m pip install --quiet absl-py pandas parameterized pyarrow pytest-timeout
+	cd build/clients && bin/python -P -m millstream.as_grain ../../tests/clients/grain_tests.py ../grain
 	cd build/clients && KERAS_BACKEND=jax bin/python -P -m millstream.as_grain -m pytest -q -k grain \
 		$$(grep -rl --include='*_test.py' grain lib/python3.*/site-packages/keras/src)
 

@@ -11,6 +11,7 @@ import json
 import operator
 import os
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from support.processes.worker_pools import python
 pytestmark = pytest.mark.third_party
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "coming-from-grain.md"
+GRAINS_TESTS = Path(__file__).parent / "clients" / "grain_tests.txt"
 SECTIONS = ("Names", "From MapDataset to a DataLoader", "What differs, and why")
 """The sections whose rows have a test each."""
 
@@ -254,6 +256,22 @@ def test_names_are_there_or_the_row_reports_them_missing() -> None:
         for (name, right), is_there in zip(listed, json.loads(ended.stdout), strict=True)
         if is_there == right.startswith("not there")
     } == set()
+
+
+def test_each_of_grains_own_tests_that_fails_has_a_reason_of_the_page() -> None:
+    """The page has each reason of the list that `make clients` compares with, and its numbers."""
+    lines = [line.split() for line in GRAINS_TESTS.read_text().splitlines() if not line.startswith("#")]
+    (total,) = (int(words[1]) for words in lines if words[0] == "functions")
+    reasons = Counter(words[0] for words in lines if len(words) == 3)
+    held, failing = total - reasons.pop("internal"), sum(reasons.values())
+    cells = [cells for cells in rows(DOCUMENT, ["Libraries that import Grain themselves"]) if len(cells) == 3]
+
+    assert {cell.strip("`"): int(count) for cell, count, _ in cells} == reasons
+    text = " ".join(DOCUMENT.read_text().split())
+    assert (
+        f"Of 0.2.18, {held} test functions are not of Grain's internals, and {held - failing} of them pass in all"
+        in text
+    )
 
 
 def test_what_newer_versions_have_is_here_or_says_what_to_write() -> None:
