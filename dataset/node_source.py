@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from millstream.core.checks import as_integer
 from millstream.dataset.chain_rendering import content_marks_of, fingerprint_of
 from millstream.dataset.iterators.running import FixedChain
-from millstream.dataset.nodes.element_nodes import ElementNode, Filtered, Split
+from millstream.dataset.nodes.element_nodes import Filtered, OperationNode, Split
 from millstream.dataset.nodes.lowering import origin_of
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions
 from millstream.dataset.nodes.source_node import Own
@@ -207,7 +207,7 @@ class NodeSource:
     @property
     def calls_in_reads(self) -> str:
         """The calls that compute elements while they are read: `.map(decode).filter(is_long)`; "" without any."""
-        nodes = [node for node in node_of(self).line() if isinstance(node, ElementNode | Split)]
+        nodes = [node for node in node_of(self).line() if isinstance(node, OperationNode)]
         return "".join(node.text for node in reversed(nodes))
 
     def _origin_at(self, position: int) -> tuple[Any, int] | None:

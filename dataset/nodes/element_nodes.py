@@ -52,12 +52,35 @@ def collected(results: Iterable[Any], expected: int, positions: Positions, node:
     return values
 
 
+def _call_of(operation: Transformation) -> str:
+    """Returns the method call for an operation: `.map(decode)`."""
+    for kind, method in METHODS.items():
+        if isinstance(operation, kind):
+            if isinstance(operation, Map) and operation.is_batched and type(operation) is Map:
+                return f".map({function_name(operation.map_batch)}, batched=True)"
+            own = function_name(getattr(operation, method)) if type(operation) is kind else described(operation)
+            return f".{method}({own})"
+    raise AssertionError(operation)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class ElementNode(UnaryNode):
-    """A node that computes one element from one."""
+class OperationNode(UnaryNode):
+    """A node that computes elements from those of the parent, one after another."""
 
     operation: Transformation
     keeps_units = True
+
+    @property
+    def text(self) -> str:
+        return _call_of(self.operation)
+
+    def identities(self) -> Iterator[str]:
+        yield identity_of(self.operation)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ElementNode(OperationNode):
+    """A node that computes one element from one."""
 
     def locate(self, positions: Positions) -> Any:
         """Returns the positions, for operations that draw, and the located positions of the parent."""
@@ -101,24 +124,6 @@ class ElementNode(UnaryNode):
     @abc.abstractmethod
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:
         """Yields the results for elements, none of them missing."""
-
-    @property
-    def text(self) -> str:
-        return _call_of(self.operation)
-
-    def identities(self) -> Iterator[str]:
-        yield identity_of(self.operation)
-
-
-def _call_of(operation: Transformation) -> str:
-    """Returns the method call for an operation: `.map(decode)`."""
-    for kind, method in METHODS.items():
-        if isinstance(operation, kind):
-            if isinstance(operation, Map) and operation.is_batched and type(operation) is Map:
-                return f".map({function_name(operation.map_batch)}, batched=True)"
-            own = function_name(getattr(operation, method)) if type(operation) is kind else described(operation)
-            return f".{method}({own})"
-    raise AssertionError(operation)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -198,11 +203,10 @@ class Filtered(ElementNode):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Split(UnaryNode):
+class Split(OperationNode):
     """The children of elements: `max_fan_out` positions per element, of which its children occupy the first ones."""
 
     operation: FlatMap
-    keeps_units = True
     # An element may have fewer children.
     is_sparse = True
 
@@ -251,13 +255,6 @@ class Split(UnaryNode):
 
     def _children(self, element: Any) -> Sequence[Any]:
         return () if element is None else children_of(self.operation, self.operation.max_fan_out, element)
-
-    @property
-    def text(self) -> str:
-        return _call_of(self.operation)
-
-    def identities(self) -> Iterator[str]:
-        yield identity_of(self.operation)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -149,6 +149,16 @@ class PaddedFeatures:
         longest: NDArray[np.int64] = sizes.max(axis=0, keepdims=True)
         return longest
 
+    def prepared(self, values: Sequence[Any], limit: int, name: str, remedy: str) -> Prepared:
+        """Returns elements with their lengths. ValueError for one longer than a limit, which the error calls `name`."""
+        sizes = self.lengths(values)
+        if (sizes > limit).any():
+            raise ValueError(
+                f"An element has {sizes.max()} tokens, but {name} is {limit}. Truncate it in a Map, filter it out, or "
+                f"{remedy}."
+            )
+        return Prepared(values, sizes)
+
     def batch(self, elements: Sequence[Mapping[str, Any]], length: int, allocate: Allocate) -> Any:
         lengths = dict.fromkeys(self.names, length)
         return stack([self._filled(element, lengths) for element in elements], allocate)
@@ -237,13 +247,7 @@ class TokenBudgetBatch(GroupingOperation):
         return f"TokenBudgetBatch({self.budget}, {self.features})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        sizes = self.features.lengths(values)
-        if (sizes > self.budget).any():
-            raise ValueError(
-                f"An element has {sizes.max()} tokens, but budget={self.budget}. Truncate it in a Map, filter it out, "
-                "or increase the budget."
-            )
-        return Prepared(values, sizes)
+        return self.features.prepared(values, self.budget, "budget", "increase the budget")
 
     def begin(self, skip: int = 0) -> _Budget:
         del skip
@@ -319,13 +323,7 @@ class BucketBatch(GroupingOperation):
         return f"BucketBatch({self.boundaries}, {self.batch_sizes}, {self.features}, window_size={self.window_size})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        sizes = self.features.lengths(values)
-        if (sizes > self.boundaries[-1]).any():
-            raise ValueError(
-                f"An element has {sizes.max()} tokens, but the last boundary is {self.boundaries[-1]}. Truncate it in "
-                "a Map, filter it out, or add a longer boundary."
-            )
-        return Prepared(values, sizes)
+        return self.features.prepared(values, self.boundaries[-1], "the last boundary", "add a longer boundary")
 
     def begin(self, skip: int = 0) -> CountingGroup:
         del skip

@@ -215,7 +215,7 @@ CUT = ConcatThenSplit({"a": 3, "b": 3})
         (PACK, {"b": np.arange(3)}, 0, "The feature 'a' is missing: got 'b'"),
         (PACK, {"a": "some words"}, 0, "'a' must be an array with a token axis, got 'some words': convert it"),
         (PACK, b"some bytes", 0, "'a' must be an array with a token axis, got b'some bytes': convert it to tokens"),
-        (TokenBudgetBatch(3, "a"), {"a": np.ones(4)}, 0, "An element has 4 tokens, but budget=3"),
+        (TokenBudgetBatch(3, "a"), {"a": np.ones(4)}, 0, "An element has 4 tokens, but budget is 3"),
         (BucketBatch([2, 3], [1, 1], "a"), {"a": np.ones(4)}, 0, "has 4 tokens, but the last boundary is 3"),
         (BucketBatch([2, 3], [1, 1], "b"), {"a": np.ones(4)}, 0, "The feature 'b' is missing: got 'a'"),
         (CUT, {"a": np.ones(2), "b": np.ones(1)}, 1, "the same length.*{'a': 2, 'b': 1}"),
