@@ -239,27 +239,23 @@ class ReadIterator(EngineIterator):
             return known
         (cursor,), step = self._inner.position_and_step()
         if self._execution.plan.one_to_one:
-            return self.position_after(step)
-        position = self._saved(step, _cursor_at_end(saved_cursor(cursor, self._execution.plan), self._dense_length))
+            position = self.position_after(step)
+        else:
+            position = self._saved(step, _cursor_at_end(saved_cursor(cursor, self._execution.plan), self._dense_length))
         self._known = step, position
         return position
 
     def position_after(self, step: int) -> SavedPosition:
         """Returns the position after the first `step` elements if each position of the MapDataset has one."""
-        known_step, known = self._known
-        if known_step == step:
-            return known
         number, block, whole_blocks = self._blocks
         if whole_blocks is None or step <= whole_blocks:
             # The beginning of a block, with its text, as most streams of a mixture have one for each state.
             start = step * block
             position = SavedPosition((number, step, start))
             position.text = f"[{number},{step},{start}]"
-        else:
-            length = self._execution.plan.partition.length or 0
-            position = self._saved(step, SavedCursor(length, (0,) * self._num_stages, is_final=True))
-        self._known = step, position
-        return position
+            return position
+        length = self._execution.plan.partition.length or 0
+        return self._saved(step, SavedCursor(length, (0,) * self._num_stages, is_final=True))
 
     @functools.cached_property
     def _blocks(self) -> tuple[int, int, int | None]:
