@@ -16,7 +16,7 @@ import io
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar, final
 
 import numpy as np
@@ -117,6 +117,22 @@ def open_stored(path: str, identity: FileIdentity, location: str | None = None) 
     if location is not None and location != path:
         return LocalFile(location)
     return RemoteFile(path, identity) if is_url(path) else LocalFile(path, identity)
+
+
+def prefetch_file(path: str, spans: Iterable[tuple[int, int]] = ((0, 0),)) -> None:
+    """Makes the operating system read spans of a file in advance, by default all of it.
+
+    A span is its start and length, of which 0 is to the end. An error is raised when the file itself is read.
+    """
+    if not hasattr(os, "posix_fadvise"):  # Not on macOS.
+        return
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            for start, length in spans:
+                os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
 
 
 def read_whole(path: str, kind: str) -> bytes:

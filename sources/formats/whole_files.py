@@ -19,7 +19,7 @@ from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.digests import digest
 from millstream.sources.file_formats import IMAGE_EXTENSIONS
-from millstream.sources.files.byte_files import identify, refuse_placeholder
+from millstream.sources.files.byte_files import identify, prefetch_file, refuse_placeholder
 from millstream.sources.files.multi_file import INSPECTION_THREADS, marks_of_paths, reading_error, sampled_rows
 from millstream.sources.files.open_files import in_threads
 from millstream.sources.files.paths import FileIdentity, absolute_path, common_folder, list_keys, resolve_paths
@@ -155,7 +155,8 @@ class FileDataSource(ReadsBatches):
         while len(contents) < len(paths):
             rows = slice(len(contents), len(contents) + _FILES_PER_REQUEST)
             if is_slow:
-                _request(paths[rows])
+                for path in paths[rows]:
+                    prefetch_file(path)
             before = time.perf_counter()
             contents += map(self._content, paths[rows], keys[rows])
             is_slow = is_slow or time.perf_counter() - before > _SLOW_READ_SECONDS * len(paths[rows])
@@ -228,23 +229,6 @@ def _check_regular(paths: Sequence[str]) -> None:
     others = [path for found in in_threads(others_of, list(names), INSPECTION_THREADS) for path in found]
     for _ in in_threads(lambda path: FileIdentity.of_regular_file(path, "data"), others, INSPECTION_THREADS):
         pass
-
-
-def _request(paths: Sequence[str]) -> None:
-    """Makes the operating system read the files in advance. An error is raised when the file itself is read."""
-    if not hasattr(os, "posix_fadvise"):  # Not on macOS.
-        return
-    for path in paths:
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError:
-            continue
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
-        except OSError:
-            continue
-        finally:
-            os.close(descriptor)
 
 
 def _error(key: int, path: str, reason: str) -> DataSourceError:

@@ -1,14 +1,22 @@
-"""The rows of Zarr and N5 arrays, read by TensorStore."""
+"""The rows of Zarr and N5 arrays, read by TensorStore, or from the files of chunks that are plain enough.
+
+TensorStore reads and decodes a chunk as a whole, and copies rows from it. `PlainChunks` reads rows of chunks without a
+codec at their offsets, and decodes chunks of zstd once for all workers of a machine. It leaves whatever is not as
+expected to TensorStore, such as a chunk that was never written or is damaged.
+"""
 
 import contextlib
 import itertools
 import json
 import math
 import os
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +25,215 @@ from millstream.core.checks import as_integer
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.digests import digest_of
+from millstream.sources.files.byte_files import prefetch_file
+from millstream.sources.files.compression import zstandard_library
 from millstream.sources.files.multi_file import marks_of_paths, sampled_rows
 from millstream.sources.files.paths import absolute_path
+from millstream.sources.keyed_pool import UnitCache
 from millstream.sources.memory import records_of_arrays
-from millstream.sources.pieces import window_units
+from millstream.sources.pieces import cut, window_units
 from millstream.sources.reads import LibraryReadError, OpenedHere, read_naming_failures
 from millstream.sources.remote.object_clients import ATTEMPTS, FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS
 from millstream.sources.remote.urls import is_url, with_other_name
+from millstream.sources.shared_units import ArrayFiles, ArrayUnit
 from millstream.sources.source_checks import check_no_columns_beside, checked_columns, paths_of_columns
+
+_MIN_SHARED_BYTES = 1 << 16
+"""The size of the chunks that workers share. Smaller ones are decoded in less time than their files take."""
 
 _MAX_NAMES = 20
 """The maximum number of arrays of a group that an error names."""
+
+
+_SLOW_READ_SECONDS = 250e-6
+"""The time per file from which the files of the next batches are prefetched."""
+
+_PREFETCHED_BATCHES = 16
+"""The number of these batches."""
+
+_DECODED_TOGETHER = 8
+"""The maximum number of chunks that are decompressed concurrently."""
+
+
+class ChunkGrid(NamedTuple):
+    """The chunks of an array.
+
+    Attributes:
+        shape: the number of elements along each axis.
+        sizes: the size of a chunk along each axis.
+        prefix, separator: the characters before and between the numbers of a chunk in its file's name.
+        is_plain: True if chunks have their elements in order, without a codec but zstd, and in native byte order.
+        is_zstd: True if chunks are compressed by zstd.
+    """
+
+    shape: tuple[int, ...]
+    sizes: tuple[int, ...]
+    prefix: str
+    separator: str
+    is_plain: bool
+    is_zstd: bool
+
+    @classmethod
+    def of(cls, driver: str, metadata: Mapping[str, Any]) -> "ChunkGrid":
+        """Returns the chunks of an array, given the driver of TensorStore, and the metadata of the format."""
+        shape = tuple(metadata.get("dimensions") or metadata["shape"])
+        if driver == "n5":
+            return cls(shape, tuple(metadata["blockSize"]), "", "/", is_plain=False, is_zstd=False)
+        if driver == "zarr3":
+            encoding = metadata["chunk_key_encoding"]
+            is_default = encoding["name"] == "default"
+            separator = encoding.get("configuration", {}).get("separator", "/" if is_default else ".")
+            sizes = tuple(metadata["chunk_grid"]["configuration"]["chunk_shape"])
+            first, *others = metadata["codecs"]
+            is_zstd = [codec["name"] for codec in others] == ["zstd"]
+            is_plain = first in _PLAIN_CODECS and (is_zstd or not others)
+            return cls(shape, sizes, f"c{separator}" if is_default else "", separator, is_plain, is_zstd)
+        codec, dtype = metadata["compressor"], metadata["dtype"]
+        is_zstd = codec is not None and codec["id"] == "zstd"
+        is_native = isinstance(dtype, str) and np.dtype(dtype).isnative
+        is_plain = is_native and (codec is None or is_zstd) and not metadata["filters"] and metadata["order"] == "C"
+        separator = metadata.get("dimension_separator", ".")
+        return cls(shape, tuple(metadata["chunks"]), "", separator, is_plain, is_zstd)
+
+    @property
+    def has_whole_rows(self) -> bool:
+        """True if each chunk has all elements of its rows."""
+        return self.sizes[1:] == self.shape[1:] and all(self.shape)
+
+    def file(self, cell: tuple[int, ...]) -> str:
+        """Returns the name of the file of a chunk, in the folder of the array."""
+        return self.prefix + self.separator.join(map(str, cell))
+
+
+_PLAIN_CODECS = [{"name": "bytes"}, {"name": "bytes", "configuration": {"endian": "little"}}]
+
+
+DecodedChunks: TypeAlias = UnitCache[tuple[str, int], ArrayUnit]
+"""Decompressed chunks, by the column and the number of the chunk."""
+
+
+@final
+class PlainChunks:
+    """The rows of an array whose chunks each have whole rows.
+
+    Args:
+        folder: the path of the array.
+        grid: its chunks, which are plain.
+        dtype: the dtype of its elements.
+        units: the cache of decompressed chunks.
+        column: the name of the array in the cache.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        grid: ChunkGrid,
+        dtype: np.dtype[Any],
+        units: DecodedChunks,
+        column: str,
+    ) -> None:
+        self._folder = folder
+        self._grid = grid
+        self._dtype = dtype
+        self._units = units
+        self._column = column
+        self._rows = grid.sizes[0]
+        self._row_bytes = dtype.itemsize * int(np.prod(grid.shape[1:], dtype=np.int64))
+        self._seconds: list[float] = []  # Of the reads of the last batch, by any thread.
+        self._prefetched = 1  # It is not known how fast the storage is.
+        self._others = (0,) * (len(grid.shape) - 1)
+
+    def read(self, keys: NDArray[np.int64]) -> NDArray[Any] | None:
+        """Returns the rows of record keys, in their order; None if TensorStore has to read them."""
+        rows = np.empty((len(keys), *self._grid.shape[1:]), self._dtype)
+        numbers, within = np.divmod(keys, self._rows)
+        order, runs = cut(numbers, -(-self._grid.shape[0] // self._rows))
+        paths = [self._path(number) for number, _, _ in runs]
+        try:
+            if self._grid.is_zstd:
+                for path in paths if self._prefetched > 0 else ():
+                    prefetch_file(path)
+                self._prefetched -= 1
+                wanted = {(self._column, number): stop - start for number, start, stop in runs}
+                units = self._units.get_all(wanted, self._decoded, min(_DECODED_TOGETHER, os.cpu_count() or 1))
+                self._time(sum(self._seconds), len(self._seconds))
+                self._seconds = []
+                for unit, (_, start, stop) in zip(units, runs, strict=True):
+                    rows[order[start:stop]] = unit.rows[within[order[start:stop]]]
+            else:
+                self._read_all(rows, paths, order.tolist(), runs, (within * self._row_bytes).tolist())
+        except (OSError, _NotPlainError):
+            return None
+        return rows
+
+    def _read_all(
+        self,
+        rows: NDArray[Any],
+        paths: list[str],
+        order: list[int],
+        runs: list[tuple[int, int, int]],
+        starts: list[int],
+    ) -> None:
+        """Reads rows from the files of their chunks."""
+        target = rows.reshape(-1).view(np.uint8).data.cast("B")
+        size = self._row_bytes
+        spans = [[(starts[index], size) for index in order[start:stop]] for _, start, stop in runs]
+        for path, wanted in zip(paths, spans, strict=True) if self._prefetched > 0 else ():
+            prefetch_file(path, wanted)
+        self._prefetched -= 1
+        before = time.perf_counter()
+        for path, (_, start, stop) in zip(paths, runs, strict=True):
+            self._read_rows(path, order[start:stop], starts, target)
+        self._time(time.perf_counter() - before, len(paths))
+
+    def _time(self, seconds: float, num_files: int) -> None:
+        """Prefetches the files of the next batches if these took long."""
+        if seconds > _SLOW_READ_SECONDS * num_files:
+            self._prefetched = _PREFETCHED_BATCHES
+
+    def _path(self, number: int) -> str:
+        return f"{self._folder}/{self._grid.file((number, *self._others))}"
+
+    def _read_rows(self, path: str, indices: list[int], starts: list[int], target: memoryview) -> None:
+        """Reads rows of a chunk, given their rows in the batch, into the memory of the batch."""
+        size = self._row_bytes
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if os.fstat(descriptor).st_size != size * self._rows:
+                raise _NotPlainError
+            for index in indices:
+                if os.preadv(descriptor, [target[index * size : (index + 1) * size]], starts[index]) != size:
+                    raise _NotPlainError
+        finally:
+            os.close(descriptor)
+
+    def _decoded(self, key: tuple[str, int]) -> ArrayUnit:
+        before = time.perf_counter()
+        with open(self._path(key[1]), "rb") as file:  # noqa: PTH123  (paths are strings throughout)
+            packed = file.read()
+        self._seconds.append(time.perf_counter() - before)
+        num_bytes = self._row_bytes * self._rows
+        try:
+            content = _decompressor().decompress(packed, num_bytes, allow_extra_data=False)
+        except Exception as error:
+            raise _NotPlainError from error
+        if len(content) != num_bytes:
+            raise _NotPlainError
+        return ArrayUnit(np.frombuffer(content, self._dtype).reshape(self._rows, *self._grid.shape[1:]))
+
+
+_local = threading.local()
+
+
+def _decompressor() -> Any:
+    """Returns the decompressor of this thread, whose memory takes a tenth of the time to get."""
+    if not hasattr(_local, "decompressor"):
+        _local.decompressor = zstandard_library("read chunks of zstd").ZstdDecompressor()
+    return _local.decompressor
+
+
+class _NotPlainError(Exception):
+    """A chunk is not as its metadata say."""
 
 
 @final
@@ -35,9 +241,10 @@ class ZarrDataSource(ReadsBatches):
     """The rows of Zarr arrays (versions 2 and 3) and N5 arrays, as dicts by column. It needs TensorStore.
 
     A row is an index of the first axis. All rows of a batch are requested together; each chunk is decoded as a whole,
-    and each process caches chunks, up to `cache_bytes`. If chunks have several rows, the best order stays among a few
-    chunks for a while, like that of `HierarchicalSampler`; `load(source, shuffle=True)` takes it by itself if not all
-    rows fit into the cache.
+    and chunks are cached, up to `cache_bytes`. Local chunks of whole rows are read without TensorStore: those without a
+    codec row by row, and those of zstd, with the package `zstandard`, once for all workers of a loader. If chunks have
+    several rows, the best order stays among a few chunks for a while, like that of `HierarchicalSampler`;
+    `load(source, shuffle=True)` takes it by itself if not all rows fit into the cache.
 
     Values have the dtypes of the arrays, in native byte order: NumPy scalars for arrays of one axis, else arrays. Axes
     of N5 are in the order of Zarr's Python package, the last one contiguous. Rows of chunks that were never written
@@ -112,6 +319,9 @@ class ZarrDataSource(ReadsBatches):
         all_bytes = sum(row_bytes.values())
         window = window_units(self._num_records * all_bytes, chunk * all_bytes, self._cache_bytes)
         self.window_units = None if chunk == 1 else window
+        files = ArrayFiles() if chunk * max(row_bytes.values()) >= _MIN_SHARED_BYTES else None
+        self._decoded: DecodedChunks = UnitCache(self._cache_bytes, files)
+        self._plain = {name: plain for name, array in opened.items() if (plain := self._plain_chunks(name, array))}
 
     def __len__(self) -> int:
         return self._num_records
@@ -147,6 +357,22 @@ class ZarrDataSource(ReadsBatches):
             self._marks = marks_of_paths(paths) if paths else {}
         return self._marks
 
+    def _plain_chunks(self, name: str, array: Any) -> PlainChunks | None:
+        """Returns the chunks of an array if they can be read without TensorStore, which reads the last row alike."""
+        url = self._urls[name]
+        if is_url(url) or not array.size:
+            return None
+        grid = _grid(array)
+        if not (grid.is_plain and grid.has_whole_rows) or (grid.is_zstd and find_spec("zstandard") is None):
+            return None
+        plain = PlainChunks(url, grid, array.dtype.numpy_dtype, self._decoded, name)
+        last = np.array([array.shape[0] - 1])
+        try:
+            row, expected = plain.read(last), array[last].read().result()
+        except (ValueError, OSError, RuntimeError):
+            return plain  # The row is damaged, which is an error when it is read.
+        return None if row is not None and row.tobytes() != expected.tobytes() else plain
+
     def _open(self) -> dict[str, Any]:
         tensorstore = _tensorstore()
         retries = {"max_retries": ATTEMPTS - 1, "initial_delay": f"{FIRST_DELAY_SECONDS}s"}
@@ -165,8 +391,11 @@ class ZarrDataSource(ReadsBatches):
         return arrays
 
     def _read(self, keys: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        begun = {name: array[keys].read() for name, array in self._arrays.get(self._open).items()}
-        columns: dict[str, NDArray[Any]] = {}
+        arrays = self._arrays.get(self._open)
+        columns: dict[str, Any] = {
+            name: plain.read(keys) if (plain := self._plain.get(name)) is not None else None for name in arrays
+        }
+        begun = {name: arrays[name][keys].read() for name, rows in columns.items() if rows is None}
         for name, request in begun.items():
             try:
                 # Several columns of one row: TensorStore returns arrays in any memory order.
@@ -258,24 +487,20 @@ def _shape_of_array(folder: str) -> list[int] | None:
     return None
 
 
+def _grid(array: Any) -> ChunkGrid:
+    spec = array.spec().to_json()
+    return ChunkGrid.of(spec["driver"], spec["metadata"])
+
+
 def _chunks(array: Any, path: str) -> list[str]:
     """Returns the paths of files of chunks of a local array, evenly spread ones, which need not exist."""
-    spec = array.spec().to_json()
-    metadata = spec["metadata"]
-    sizes, separator, start = metadata.get("chunks"), metadata.get("dimension_separator", "."), ""
-    if spec["driver"] == "zarr3":
-        encoding = metadata["chunk_key_encoding"]
-        is_default = encoding["name"] == "default"
-        separator = encoding.get("configuration", {}).get("separator", "/" if is_default else ".")
-        sizes, start = metadata["chunk_grid"]["configuration"]["chunk_shape"], f"c{separator}" if is_default else ""
-    elif spec["driver"] == "n5":
-        sizes, separator = metadata["blockSize"], "/"
-    grid = [
-        -(-length // size) for length, size in zip(metadata.get("dimensions") or metadata["shape"], sizes, strict=True)
+    grid = _grid(array)
+    counts = [-(-length // size) for length, size in zip(grid.shape, grid.sizes, strict=True)]
+    rows = sampled_rows(math.prod(counts)) if all(counts) else []
+    return [
+        f"{path}/{grid.file(cell)}"
+        for cell in zip(*map(np.ndarray.tolist, np.unravel_index(rows, counts)), strict=True)
     ]
-    rows = sampled_rows(math.prod(grid)) if all(grid) else []
-    cells = np.transpose(np.unravel_index(rows, grid)).tolist()
-    return [f"{path}/{start}{separator.join(map(str, cell))}" for cell in cells]
 
 
 def _describe(array: Any) -> str:

@@ -114,6 +114,61 @@ def test_damage_is_an_error_with_array_and_record_or_what_stands_in_the_file(tmp
     assert failed > 100
 
 
+ZSTD3 = {"name": "zstd", "configuration": {"level": 1}}
+LAYOUTS: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "plain": ("zarr3", {"codecs": [{"name": "bytes", "configuration": {"endian": "little"}}]}, True),
+    "zstd": ("zarr3", {"codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, ZSTD3]}, True),
+    "dots": ("zarr3", {"chunk_key_encoding": {"name": "v2", "configuration": {"separator": "."}}}, True),
+    "plain-2": ("zarr", {"compressor": None, "dimension_separator": "/"}, True),
+    "zstd-2": ("zarr", {"compressor": {"id": "zstd", "level": 1}}, True),
+    "blosc": ("zarr", {"compressor": {"id": "blosc"}}, False),
+    "columns": ("zarr", {"compressor": None, "order": "F"}, False),
+    "big": ("zarr3", {"codecs": [{"name": "bytes", "configuration": {"endian": "big"}}]}, False),
+    "checked": (
+        "zarr3",
+        {"codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]},
+        False,
+    ),
+    "cut": ("zarr3", {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 2]}}}, False),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_plain_chunks_are_read_as_by_tensorstore(tmp_path: Path, name: str) -> None:
+    """Layouts that are plain, and no others; chunks that are missing, cut short, longer or damaged included."""
+    driver, metadata, is_plain = LAYOUTS[name]
+    rows = np.arange(90, dtype=np.uint16).reshape(30, 3)
+    if driver == "zarr3":
+        grid = {"name": "regular", "configuration": {"chunk_shape": [4, 3]}}
+        metadata = {"shape": [30, 3], "data_type": "uint16", "chunk_grid": grid, "fill_value": 7, **metadata}
+    else:
+        metadata = {"shape": [30, 3], "dtype": "<u2", "chunks": [4, 3], "fill_value": 7, **metadata}
+    spec = {"driver": driver, "kvstore": {"driver": "file", "path": f"{tmp_path}/x/"}, "metadata": metadata}
+    tensorstore.open(spec, create=True).result().write(rows).result()
+
+    def outcome(key: int, *, without: bool) -> Any:
+        source = ZarrDataSource({"x": tmp_path / "x"})
+        assert bool(source._plain) == is_plain
+        if without:
+            source._plain.clear()
+        try:
+            return source[key]["x"].tolist()
+        except DataSourceError as error:
+            return str(error)
+
+    source = ZarrDataSource({"x": tmp_path / "x"}, cache_bytes=100)
+    for keys in ([29, 0, 5, 5, 4], list(range(30))):
+        assert [record["x"].tolist() for record in source.__getitems__(keys)] == rows[keys].tolist()
+    chunk = next(path for path in sorted((tmp_path / "x").rglob("*")) if path.is_file() and path.name[0] not in ".z")
+    content = chunk.read_bytes()
+    for damaged in (content[:-1], content + b"x", b"", bytes(len(content)), None):
+        chunk.unlink()
+        if damaged is not None:
+            chunk.write_bytes(damaged)
+        assert outcome(1, without=False) == outcome(1, without=True)
+    assert outcome(1, without=False) == [7, 7, 7] or name == "cut"
+
+
 def test_metadata_that_changed_are_an_error(tmp_path: Path) -> None:
     """In a copy for another process, of an array that was replaced meanwhile; or one that is gone."""
     write_zarr(tmp_path / "x", np.arange(20), 4)
