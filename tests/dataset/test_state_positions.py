@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pytest
 
-from millstream import CheckpointError, IterDataset, MapDataset, ReadOptions
+from millstream import IterDataset, MapDataset, ReadOptions
 from millstream.experimental import (
     CacheIterDataset,
     InterleaveIterDataset,
@@ -378,14 +378,3 @@ class Interrupting:
         if Interrupting.calls == self.at:
             signal.raise_signal(signal.SIGINT)
         return element
-
-
-def test_a_state_of_another_kind_is_refused() -> None:
-    """A straight chain refuses the state of operations on a mixture, and stays."""
-    with iter(mix().map(float)) as fed, iter(read().map(float)) as iterator:
-        before = iterator.get_state()
-        with pytest.raises(
-            CheckpointError, match="one of a chain over a MapDataset, got one of a chain after a stream"
-        ):
-            iterator.set_state(fed.get_state())
-        assert iterator.get_state() == before
