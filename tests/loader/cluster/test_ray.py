@@ -389,9 +389,9 @@ class Shifted(millstream.RandomMap):
         return element + offset + int(rng.integers(10))
 
 def loader(**options):
-    order = millstream.IndexSampler(16_000, shuffle=True, seed=1, num_epochs=1)
+    order = millstream.IndexSampler(64_000, shuffle=True, seed=1, num_epochs=1)
     operations = [Shifted(), lambda element: 2 * element, millstream.Batch(4)]
-    return millstream.DataLoader(data_source=range(16_000), sampler=order, operations=operations, **options)
+    return millstream.DataLoader(data_source=range(64_000), sampler=order, operations=operations, **options)
 
 expected = [batch.tolist() for batch in loader()]
 iterator = iter(loader(workers=millstream.RayWorkers(1, address="local")))
