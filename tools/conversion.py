@@ -410,7 +410,7 @@ def _write_missing(conversion: Conversion, worker_count: int, workers: RayWorker
         data_source=order,
         sampler=SequentialSampler(len(order)),
         operations=[_ReadBlock(conversion)],
-        worker_count=worker_count if len(order) > 1 else 0,
+        worker_count=min(worker_count, len(order)) if len(order) > 1 else 0,
         worker_buffer_size=2,
         workers=workers,
         shard_options=NoSharding(),
