@@ -125,7 +125,7 @@ class Grow:
 @pytest.mark.parametrize(
     ("reading", "most"),
     [
-        (ReadOptions(2, 1000, max_buffer_bytes=4_000_000), 4),
+        (ReadOptions(2, 1000, max_buffer_bytes=400_000), 4),
         (ReadOptions(2, 1000, max_buffer_bytes=1), 1),
         (ReadOptions(2, 16), 16),
     ],
@@ -136,19 +136,19 @@ def test_local_threads_hold_no_more_than_their_buffer(reading: ReadOptions, most
     The rest of the call that is being delivered comes on top. Workers would give them much more to do.
     """
     file = tmp_path / "calls"
-    numbers = MapDataset.range(200).to_iter_dataset(ReadOptions(0, 0))
+    numbers = MapDataset.range(120).to_iter_dataset(ReadOptions(0, 0))
     workers = MultiprocessingOptions(1, per_worker_buffer_size=50)
-    dataset = numbers.map(abs).mp_prefetch(workers).map(Grow(file, 1_000_000)).prefetch(reading)
+    dataset = numbers.map(abs).mp_prefetch(workers).map(Grow(file, 100_000)).prefetch(reading)
     held = size = 0
     with iter(dataset) as iterator:
-        for number in range(200):
+        for number in range(120):
             assert next(iterator)[0] == number
             calls = iterator._inner._executor._aside
             deadline = time.monotonic() + WAIT_SECONDS
             while len(calls._finished) < calls.in_flight:
                 assert time.monotonic() < deadline, "the local threads do not finish"
             # The first calls are larger: sizes are known once outputs have been received.
-            if number > 100:
+            if number > 60:
                 held = max(held, file.stat().st_size - number - 1)
                 size = max([size, *[call.num_records for call in calls._in_flight]])
     assert held <= most + size - 1
