@@ -261,8 +261,10 @@ def test_a_handler_may_draw_a_batch_while_workers_are_inspected() -> None:
                 if left == -1:
                     drawn.append(next(iterator).tolist())
 
+        engine = iterator._executor
+        assert engine is not None
         with before_instructions(check):
-            iterator._executor.status()
+            engine.status()
         iterator.close()
 
     for moment in itertools.count(0, 3):
