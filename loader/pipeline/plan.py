@@ -207,8 +207,17 @@ class Plan:
         `prepare_blocks` replaces the method of this name; it may read in several threads.
         """
         if isinstance(request, Blocks):
-            # As `prepare_blocks`, whose frame would be in each traceback.
-            run = prepare_blocks(*request) if prepare_blocks else Context().run(self._read_and_run_blocks, *request)
+            if prepare_blocks is not None or self.errors is not None:
+                return self.finish_blocks((prepare_blocks or self.prepare_blocks)(*request), allocate)
+            # As `prepare_blocks`, whose frames would be in each traceback.
+            try:
+                origins = self._locators[request.shard].locate(request.start, request.stop)
+            except BaseException as error:  # noqa: BLE001  (raised again, or delivered at its block)
+                return self.finish_blocks(self._without_keys(error, *request), allocate)
+            context = Context()
+            run = context.run(self._read, origins)
+            for step in self._record_steps:
+                run = context.run(step, run, np.empty)
             return self.finish_blocks(run, allocate)
         if isinstance(request, Group):
             compiled = self.stages[request.stage]
@@ -230,26 +239,22 @@ class Plan:
 
     def prepare_blocks(self, start: int, stop: int, shard: int) -> Elements:
         """Reads and prepares blocks start … stop - 1. An error of the sampler comes at its block."""
-        return isolated(self._read_and_run_blocks, start, stop, shard)
-
-    def _read_and_run_blocks(self, start: int, stop: int, shard: int) -> Elements:
         try:
             origins = self._locators[shard].locate(start, stop)
-        except BaseException as error:
-            if cannot_wait(error):
-                raise
-            if stop - start == 1:
-                return Elements.failed(annotated(error, f"the sampler, at block {start}"), Location(-1, start))
-            run = Elements.concatenate([self.prepare_blocks(block, block + 1, shard) for block in range(start, stop)])
-            if run.error is None:
-                # Every block succeeds on its own, so the error belongs to the range.
-                run = Elements.failed(annotated(error, f"the sampler, at blocks {start} to {stop - 1}"))
-            return run
-        if self.errors is not None:
-            return self._read_and_run(origins)
-        run = self._read(origins)
-        for step in self._record_steps:
-            run = step(run, np.empty)
+        except BaseException as error:  # noqa: BLE001  (raised again, or delivered at its block)
+            return self._without_keys(error, start, stop, shard)
+        return isolated(self._read_and_run, origins)
+
+    def _without_keys(self, error: BaseException, start: int, stop: int, shard: int) -> Elements:
+        """Returns the elements of blocks before the one at which the sampler raised an error, which follows them."""
+        if cannot_wait(error):
+            raise error
+        if stop - start == 1:
+            return Elements.failed(annotated(error, f"the sampler, at block {start}"), Location(-1, start))
+        run = Elements.concatenate([self.prepare_blocks(block, block + 1, shard) for block in range(start, stop)])
+        if run.error is None:
+            # Every block succeeds on its own, so the error belongs to the range.
+            run = Elements.failed(annotated(error, f"the sampler, at blocks {start} to {stop - 1}"))
         return run
 
     def read_blocks(self, start: int, stop: int, shard: int) -> Elements:

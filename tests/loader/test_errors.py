@@ -5,7 +5,7 @@ import itertools
 import pickle
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,14 @@ MAX_FRAMES = 12
 VAGUE_FRAMES = {"<lambda>", "<genexpr>", "_live", "_work_off", "job", "timed", "call", "step", "wrapper"}
 
 
+def chain_of(reading: millstream.ReadOptions, source: Any, operation: Any) -> millstream.IterDataset[Any]:
+    return millstream.MapDataset.source(source).seed(0).shuffle().to_iter_dataset(reading).apply(operation)
+
+
+@pytest.mark.parametrize("build", [loader_of, chain_of])
 @pytest.mark.parametrize("kind", [millstream.Map, millstream.RandomMap, millstream.Filter])
 @pytest.mark.parametrize("num_threads", [0, 16])
-def test_the_way_to_the_users_function_can_be_read(num_threads: int, kind: Any) -> None:
+def test_the_way_to_the_users_function_can_be_read(num_threads: int, kind: Any, build: Callable[..., Any]) -> None:
     """Between `next` and the user's function are few frames of the library, and each has a name that says what it does.
 
     So have the frames of the traceback of an error.
@@ -52,7 +57,7 @@ def test_the_way_to_the_users_function_can_be_read(num_threads: int, kind: Any) 
             raise ValueError(f"cannot process {element}")
         return element + 1
 
-    loader = loader_of(millstream.ReadOptions(num_threads), range(100), kind(fail))
+    loader = build(millstream.ReadOptions(num_threads), range(100), kind(fail))
     with pytest.raises(ValueError, match="cannot process") as raised, iter(loader) as batches:
         for _ in batches:
             pass
