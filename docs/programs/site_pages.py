@@ -187,7 +187,7 @@ def members_of(value: Any) -> str:
     hidden = "".join(f", '!^{name}$'" for name in sorted(names) if "." not in name)
     bases = [base for base in value.__mro__[1:] if base.__module__.split(".")[0] == "millstream"]
     inherited = {name for base in bases if not is_public(base) for name in vars(base)} & OF_BASES - {*vars(value)}
-    if any("__init__" in vars(base) and base.__init__.__doc__ for base in bases if not is_public(base)):
+    if any(getattr(vars(base).get("__init__"), "__doc__", None) for base in bases if not is_public(base)):
         # Classes that share a constructor share its docstring.
         inherited |= {"__init__"} - {*vars(value)}
     listed = f"      inherited_members: [{', '.join(sorted(inherited))}]\n" if inherited else ""
