@@ -207,7 +207,7 @@ class SharedUnits(Generic[KeyT, UnitT]):
         # Files are a little larger than the memory that a cache counts.
         self._max_bytes = max_bytes + max_bytes // 16
         self._folder = os.path.join(folder, name)  # noqa: PTH118  (paths are strings throughout)
-        self._has_failed = False
+        self._failures: list[object] = []
         self._evictions = 0
         try:
             with contextlib.suppress(FileExistsError):
@@ -220,7 +220,7 @@ class SharedUnits(Generic[KeyT, UnitT]):
         file = digest(16, repr(key).encode()).hex()
         path = f"{self._folder}/{file}"
         deadline = time.monotonic() + _WAIT_SECONDS if waits else 0.0
-        while not self._has_failed:
+        while not self._failures:
             try:
                 if (unit := self._mapped(key, path)) is not None:
                     return Found(unit, file)
@@ -333,13 +333,14 @@ class SharedUnits(Generic[KeyT, UnitT]):
             os.close(descriptor)
 
     def _give_up(self, error: Exception) -> None:
-        """Shares no more units in this process."""
-        if not self._has_failed and not isinstance(error, FileNotFoundError):  # The folder of a closed loader is gone.
+        """Shares no more units in this process. The first error is logged, unless the loader was closed."""
+        # Two threads may fail together. Not the error itself, whose traceback would keep a unit in memory.
+        self._failures.append(failure := object())
+        if self._failures[0] is failure and not isinstance(error, FileNotFoundError):
             log_warning(
                 f"cannot share decoded units with other workers in {self._folder!r}: {error}. Each worker decodes all "
                 "that it needs. Give /dev/shm or $TMPDIR more room if it is full."
             )
-        self._has_failed = True
 
 
 def _locked(descriptor: int, deadline: float) -> bool:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pickle
 import resource
 import signal
 import threading
@@ -10,10 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tensorstore
 
 import millstream
 from millstream.sources.keyed_pool import UnitCache
@@ -235,6 +238,41 @@ def test_a_folder_ends_with_its_process() -> None:
     assert (left / "a" / "b").exists()
     SharedFolder().remove()
     assert not left.exists()
+
+
+def parquet(folder: Path, rows: Any) -> tuple[Any, Callable[[Any], Any]]:
+    pq.write_table(pa.table({"x": rows.reshape(len(rows), -1).tolist()}), folder / "a.parquet", row_group_size=16)
+    return millstream.ParquetDataSource(folder / "a.parquet"), lambda source: source._decoded_groups.units
+
+
+def hdf5(folder: Path, rows: Any) -> tuple[Any, Callable[[Any], Any]]:
+    with h5py.File(folder / "a.h5", "w") as file:
+        file.create_dataset("x", data=rows, chunks=(16, *rows.shape[1:]), compression="gzip")
+    return millstream.Hdf5DataSource({"x": str(folder / "a.h5" / "x")}), lambda source: source._chunks
+
+
+def zarr(folder: Path, rows: Any) -> tuple[Any, Callable[[Any], Any]]:
+    codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "zstd", "configuration": {"level": 1}}]
+    grid = {"name": "regular", "configuration": {"chunk_shape": [16, *rows.shape[1:]]}}
+    metadata = {"shape": list(rows.shape), "data_type": rows.dtype.name, "chunk_grid": grid, "codecs": codecs}
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{folder}/x/"}, "metadata": metadata}
+    tensorstore.open(spec, create=True).result().write(rows).result()
+    return millstream.ZarrDataSource({"x": folder / "x"}), lambda source: source._decoded
+
+
+@pytest.mark.third_party
+@pytest.mark.parametrize("write", [parquet, hdf5, zarr])
+def test_copies_of_a_source_share_its_units(
+    units: SharedFolder, tmp_path: Path, write: Callable[[Path, Any], tuple[Any, Callable[[Any], Any]]]
+) -> None:
+    """The source of each worker is a pickled copy: one of them decodes a unit, and all read the same rows."""
+    rows = np.arange(64 * 2048, dtype=np.int32).reshape(64, 2048)
+    source, cache = write(tmp_path, rows)
+    copies = [pickle.loads(pickle.dumps(source)) for _ in range(3)]
+    for copy in copies:
+        assert [record["x"].tolist() for record in copy.__getitems__(list(range(64)))] == rows.tolist()
+    assert sum(entry.is_decoded for one in (source, *copies) for entry in cache(one)._entries.values()) == 4
+    assert len(files_of(units)) == 4
 
 
 class Counted(millstream.ParquetDataSource):
