@@ -283,7 +283,7 @@ def test_what_newer_versions_have_is_here_or_says_what_to_write() -> None:
         grain.MapDataset.range(5).slice(slice(3), wrap_around=True)  # type: ignore[call-arg]
     remedy = r"For any number of shards, write ElasticIterator\("
     with pytest.raises(AttributeError, match=remedy):
-        grain.experimental.SupportsSlicedStateManagement  # noqa: B018  (the access fails)
+        getattr(grain.experimental, "SupportsSlicedStateManagement")  # noqa: B009  (types refuse the name)
     private = "grain._src.python.dataset.transformations.prefetch.SupportsSlicedStateManagement"
     with pytest.raises(ImportError, match=remedy):
         grain_imports._Finder().find_spec(private)

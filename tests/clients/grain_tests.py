@@ -160,7 +160,7 @@ def _install(checkout: Path) -> None:
     importlib.import_module(TRANSFORMATIONS + "batch").tree_lib = sys.modules["grain._src.core.tree_lib"]  # type: ignore[attr-defined]
     loading = types.ModuleType("grain._src.python.load")
     loading.load = grain.load  # type: ignore[attr-defined]
-    importlib.import_module("grain._src.python").load = loading
+    importlib.import_module("grain._src.python").load = loading  # type: ignore[attr-defined]
     for name in ("grain.proto.execution_summary_pb2", "grain.proto"):
         sys.modules[name] = types.ModuleType(name)
     sys.modules["grain.proto"].execution_summary_pb2 = sys.modules["grain.proto.execution_summary_pb2"]  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ import millstream
 from millstream.loader.transport import pipeline_file, shared_records
 from millstream.loader.transport.pickling import ClassTable
 from millstream.loader.transport.shared_records import LARGE_ARRAY_BYTES, SharedRecords, share
-from millstream.sources.base import MAX_COPIED_BYTES
+from millstream.sources.record_copies import MAX_COPIED_BYTES
 from support.draw.elements_of_all_kinds import elements
 from support.processes.pickles import sent
 from support.processes.worker_pools import pids_of
