@@ -368,9 +368,8 @@ def files_at(path: str) -> list[FileRange]:
     ranges = resolve_paths(path, "data")
     for file in ranges:
         if os.path.isdir(file.path):  # noqa: PTH112
-            raise IsADirectoryError(
-                f"{file.path!r} is a directory. Pass its files, such as {os.path.join(glob.escape(file.path), '*')!r}."  # noqa: PTH118
-            )
+            pattern = os.path.join(glob.escape(file.path), "**/*")  # noqa: PTH118
+            raise IsADirectoryError(f"{file.path!r} is a directory. Pass its files, such as {pattern!r}.")
     return ranges
 
 

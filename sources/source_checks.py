@@ -4,6 +4,7 @@ Tables of other libraries are recognised by the module of their class, so that n
 """
 
 import functools
+import glob
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -98,9 +99,10 @@ def _advice_for_path(value: object) -> str | None:
     path = os.fsdecode(value)
     if expression := expression_for(path):
         return f"a path is not a source. Write {expression} to read its records."
+    files = os.path.join(glob.escape(path), "**/*") if os.path.isdir(path) else path  # noqa: PTH112, PTH118
     return (
         f"a path is not a source. Write millstream.ImageFolderDataSource({path!r}) for a folder of images, "
-        f"millstream.FileDataSource({path!r}) if each file is a record, or pass the source of its format."
+        f"millstream.FileDataSource({files!r}) if each file is a record, or pass the source of its format."
     )
 
 

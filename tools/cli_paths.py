@@ -1,5 +1,6 @@
 """The arguments of commands: the files that they select, grouped by format, and the objects that they name."""
 
+import glob
 import importlib
 import os
 import sys
@@ -69,6 +70,8 @@ def _select(path: str, chosen: FileFormat | None) -> list[tuple[FileFormat | Non
             kind, path = found
         if kind is not None and kind.folders:
             return [(kind, FileRange(path))]
+        if chosen is not None and chosen.name == "files":
+            path = os.path.join(glob.escape(path), "**/*")  # noqa: PTH118
     return [(chosen, file) for file in files_at(path)]
 
 

@@ -122,7 +122,7 @@ class FileIdentity(NamedTuple):
             advice = " (run `git annex get` in its repository)" if is_annexed else ""
             raise FileNotFoundError(errno.ENOENT, f"No such {kind} file{advice}", path) from None
         if stat.S_ISDIR(status.st_mode):
-            advice = f"Pass a glob such as '{glob.escape(path.rstrip('/'))}/*', not the directory"
+            advice = f"Pass a glob such as '{glob.escape(path.rstrip('/'))}/**/*', not the directory"
             raise IsADirectoryError(errno.EISDIR, f"{kind} sources read files. {advice}", path)
         if not stat.S_ISREG(status.st_mode):
             raise DataSourceError(
@@ -331,6 +331,10 @@ def glob_paths(text: str, *, ignore_case: bool = False) -> list[str]:
 def _matches(text: str, kind: str, *, ignore_case: bool) -> list[str]:
     """Returns the sorted matches of a glob; no match, or a folder that may not be read, is an error."""
     matches = glob_paths(text, ignore_case=ignore_case)
+    if text.endswith(
+        ("/**", "/**/*")
+    ):  # Every file of a tree, as in a bucket: folders match as well, and are no files.
+        matches = [match for match in matches if not os.path.isdir(match)]  # noqa: PTH112
     if not matches:
         folder, pattern = _split_pattern(text)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

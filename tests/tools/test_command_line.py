@@ -176,7 +176,7 @@ def test_an_index_that_cannot_be_kept_is_an_error(tmp_path: Path, monkeypatch: p
         (["inspect", "*.nothing"], "millstream: No data file matches the pattern: '{folder}/*.nothing'"),
         (
             ["inspect", "mixed"],
-            "millstream: '{folder}/mixed' is a directory. Pass its files, such as '{folder}/mixed/*'.",
+            "millstream: '{folder}/mixed' is a directory. Pass its files, such as '{folder}/mixed/**/*'.",
         ),
         (["inspect", "zeros"], "millstream: Cannot tell the format of '{folder}/zeros' from its name or first"),
         (["inspect", "zeros", "--format=tfrecord"], "millstream: '{folder}/zeros' is not a TFRecord file"),

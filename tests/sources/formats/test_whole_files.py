@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,17 @@ def test_a_record_is_the_path_and_the_content_of_a_file(tmp_path: Path) -> None:
 
     expected = [tmp_path / name for name in ("c/deep/é 1.bin", "b/10.bin", "b/2.bin", "b/empty.bin")]
     assert every_record(source) == [{"path": str(path), "bytes": path.read_bytes()} for path in expected]
+
+
+def test_all_files_of_a_tree_are_a_pattern(tmp_path: Path) -> None:
+    """`**/*` matches the files at any depth, as in a bucket, and no folder; that of a folder says so."""
+    write(tmp_path, NAMES)
+    source = FileDataSource(f"{tmp_path}/**/*")
+    assert [record["path"] for record in every_record(source)] == sorted(str(tmp_path / name) for name in NAMES)
+    with pytest.raises(IsADirectoryError, match=re.escape(f"Pass a glob such as '{tmp_path}/**/*'")):
+        FileDataSource(tmp_path)
+    with pytest.raises(TypeError, match=re.escape(f"FileDataSource('{tmp_path}/**/*') if each file is a record")):
+        millstream.load(str(tmp_path), batch_size=1)
 
 
 PATTERNS = {
