@@ -249,7 +249,9 @@ def checked_columns(columns: Any) -> tuple[str, ...] | None:
     return tuple(columns)
 
 
-def check_file_columns(path: str, names: Sequence[str], wanted: Sequence[str], *, is_all: bool) -> None:
+def check_file_columns(
+    path: str, names: Sequence[str], wanted: Sequence[str], *, is_all: bool, remedy: str = ""
+) -> None:
     """Raises ValueError unless a file has the wanted columns, once each.
 
     Args:
@@ -257,6 +259,7 @@ def check_file_columns(path: str, names: Sequence[str], wanted: Sequence[str], *
         names: the names of its columns.
         wanted: the names of the wanted columns.
         is_all: True if these are all columns of the first file: the file must then not have any other.
+        remedy: the end of the advice if columns differ, for sources with another remedy than columns.
     """
     missing = [name for name in wanted if name not in names]
     others = [name for name in names if name not in wanted] if is_all else []
@@ -264,7 +267,7 @@ def check_file_columns(path: str, names: Sequence[str], wanted: Sequence[str], *
         origin = "are those of the first file" if is_all else "are wanted"
         raise ValueError(
             f"{path!r} has the columns {', '.join(map(repr, names))}, but {', '.join(map(repr, wanted))} {origin}. "
-            "Pass columns=[...] that all have."
+            f"Pass columns=[...] that all have{remedy}."
         )
     twice = [name for name in wanted if names.count(name) > 1]
     if twice:

@@ -72,7 +72,8 @@ class TableColumns:
             offered = [name for name in partitions[path] if name in names or file.is_complete]
             existing = [*file.schema.names, *offered]
             required = names if schema is None else [name for name in names if name in existing]
-            check_file_columns(path, existing, list(required), is_all=wanted is None and schema is None)
+            remedy = ", or schema='union' to read missing ones as None" if wanted is None else ""
+            check_file_columns(path, existing, list(required), is_all=wanted is None and schema is None, remedy=remedy)
         texts = {name: [values[name] for values in partitions.values() if name in values] for name in names}
         stored = {name for file in files.values() for name in file.schema.names}
         for name in names:
