@@ -28,6 +28,9 @@ _FAILED = -1
 
 AGREE = "agree"
 
+_NO_ROWS = -1
+"""The number of rows of a leaf that has no axes."""
+
 
 class Pending(NamedTuple):
     """A batch that is announced, and not delivered.
@@ -157,6 +160,8 @@ def _rows_of(batch: Any, name: str | None = None) -> int:
             "one in an operation: lambda batch: {'x': batch}."
         )
     rows = collections.Counter(_lengths(batch))
+    if list(rows) == [_NO_ROWS]:
+        raise TypeError("ends='agree' needs batches, whose leaves have rows, got an element. Add a Batch.")
     if len(rows) != 1:
         raise ValueError(f"ends='agree' needs leaves with one row per element, got leaves of {sorted(rows)} rows.")
     return next(iter(rows))
@@ -165,5 +170,5 @@ def _rows_of(batch: Any, name: str | None = None) -> int:
 def _lengths(batch: Mapping[str, Any]) -> list[int]:
     found = []
     for value in batch.values():
-        found += _lengths(value) if isinstance(value, Mapping) else [len(value) if np.ndim(value) else -1]
+        found += _lengths(value) if isinstance(value, Mapping) else [len(value) if np.ndim(value) else _NO_ROWS]
     return found

@@ -436,7 +436,7 @@ def check_scopes(operations: Sequence[Transformation], sampler: VectorisedSample
         else:
             continue
         if not names:
-            raise ValueError(f"{finding} the sampler is not a MixtureSampler.")
+            raise ValueError(f"{finding} the sampler is not a MixtureSampler. Use one, or leave the operation out.")
         if isinstance(operation, OnlyFor) and operation.component not in names:
             raise ValueError(f"{finding} the mixture's components are {', '.join(map(repr, names))}.")
         if last is not None and last < number:
@@ -496,7 +496,8 @@ def check_global_batch(
             largest = "the largest " if has_varying_batches(order) else ""
             raise ValueError(
                 f"{largest}{argument} of the {kind} must be {batch_size * shard_count}, the batch size of the pipeline "
-                f"times the number of shards, {batch_size} * {shard_count}, got {size}."
+                f"times the number of shards, {batch_size} * {shard_count}, got {size}. Change one of them, or add the "
+                "Batch if there is none."
             )
         order = getattr(order, "order", None)
     if not isinstance(sampler, BalancedSampler):

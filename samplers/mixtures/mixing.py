@@ -378,6 +378,7 @@ def checked_weights(
                     + [f"there is no component {name!r}" for name in unknown]
                 )
                 + ". A component that is to be left out has the weight 0."
+                + (" To add one by reweighted, pass its sampler: samplers={name: sampler}." if unknown else "")
             )
         weights = [weights.get(name, 0) for name in names]
     if isinstance(weights, (str, bytes)) or not hasattr(weights, "__len__") or not hasattr(weights, "__iter__"):

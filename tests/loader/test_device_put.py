@@ -767,10 +767,11 @@ def test_agreed_ends_of_one_process_fill_the_last_batch() -> None:
     [
         (1, TypeError, "adds a leaf 'valid' to batches, which must be dicts, got ndarray"),
         ({"valid": 1}, ValueError, "adds the leaf 'valid', which batches have already"),
+        ({"x": 1}, TypeError, "needs batches, whose leaves have rows, got an element. Add a Batch"),
     ],
 )
 def test_batches_that_cannot_say_what_is_valid_are_refused(element: Any, error: type[Exception], message: str) -> None:
     """Batches are dicts without a leaf of that name."""
-    loader = millstream.load([element] * 4, batch_size=2, read_options=INLINE)
+    loader = millstream.load([element] * 4, batch_size=None if "Batch" in message else 2, read_options=INLINE)
     with millstream.device_put(iter(loader), ends="agree") as batches, pytest.raises(error, match=message):
         next(batches)

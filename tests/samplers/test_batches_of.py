@@ -93,7 +93,7 @@ def test_a_component_of_buckets_has_whole_batches() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: loader(batch=16), r"batches_of of the MixtureSampler must be 16, .* 16 \* 1, got 8"),
+        (lambda: loader(batch=16), r"batches_of of the MixtureSampler must be 16, .* 16 \* 1, got 8\. Change one"),
         (lambda: loader(batches_of=9), r"batches_of of the MixtureSampler must be 8, .* 8 \* 1, got 9"),
         (lambda: MixtureSampler([IndexSampler(5, num_epochs=1)], [1], batches_of=6), "got 6, .* component 0 has 5"),
         (

@@ -103,7 +103,7 @@ def test_numbers_are_part_of_the_stream() -> None:
         (
             lambda: millstream.load([{}], transformations=[WithComponent("corpus")]),
             ValueError,
-            "the sampler is not a MixtureSampler",
+            "the sampler is not a MixtureSampler. Use one",
         ),
         (lambda: first(loader_of(WithComponent("tokens"))), ValueError, "name that elements do not have"),
         (lambda: first(loader_of(WithComponent("a", like="b"))), ValueError, "names no feature: elements have tokens"),
