@@ -11,6 +11,8 @@ first. The same examples come in each run.
 import contextlib
 import copy
 import functools
+import itertools
+import math
 import os
 import pickle
 import select
@@ -28,7 +30,8 @@ from millstream.dataset import MapDataset
 from millstream.loader import DataLoader, ReadOptions
 from millstream.loader.debugging import difference
 from millstream.loader.load_function import load
-from millstream.samplers.base import largest_key, vectorised
+from millstream.samplers.balanced import BalancedSampler
+from millstream.samplers.base import has_varying_batches, largest_key, vectorised
 from millstream.sharding import ShardOptions
 from millstream.sources.base import is_held
 from millstream.sources.source_checks import batched_read_of, check_readable, is_in_memory
@@ -285,8 +288,17 @@ def _check_text(owner: Any, name: str) -> None:
 
 
 def _check_shards(sampler: Any, name: str, limit: int) -> None:
-    hosts, rows, steps = 3, 2, 4
-    if limit < steps * hosts * rows:
+    order, steps = vectorised(sampler), 4
+    given = getattr(order, "given_batch", None)
+    global_batch = 6 if given is None else given[1]
+    parts = math.gcd(
+        global_batch,
+        *(getattr(order, "batch_sizes", None) or ()),
+        *([sampler.parts] if isinstance(sampler, BalancedSampler) else ()),
+    )
+    hosts = next((count for count in (3, 2) if parts % count == 0), 1)
+    rows = global_batch // hosts
+    if limit < steps * global_batch:
         return
 
     def read(batch_size: int, shard: ShardOptions) -> list[list[int]]:
@@ -312,7 +324,11 @@ def _check_shards(sampler: Any, name: str, limit: int) -> None:
 def _check_inverse(sampler: Any, name: str, expected: dict[int, tuple[int, Any]]) -> None:
     if not callable(getattr(sampler, "positions_of", None)):
         return
-    keys, stop = [key for key, _ in expected.values()], max(expected, default=0) + 1
+    stop = max(expected, default=0) + 1
+    if has_varying_batches(order := vectorised(sampler)):  # Positions that no batch has are not found.
+        used = order.are_used(np.array([*expected], dtype=np.int64))
+        expected = {position: expected[position] for position in itertools.compress(expected, used)}
+    keys = [key for key, _ in expected.values()]
     for position, key, row in zip(expected, keys, np.asarray(sampler.positions_of(keys, stop)), strict=True):
         _check(
             position in row.tolist(),

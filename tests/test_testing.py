@@ -248,6 +248,16 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "mixture": lambda: millstream.MixtureSampler(
         [millstream.IndexSampler(size, shuffle=True, seed=1) for size in (10, 30)], weights=[1, 2]
     ),
+    "weights": lambda: millstream.WeightedSampler(np.arange(40), seed=1),
+    "buckets": lambda: millstream.BucketSampler(
+        np.arange(1, 51), [25, 50], global_batch_size=[10, 5], seed=1, shuffle=True
+    ),
+    "batches of one component": lambda: millstream.MixtureSampler(
+        [millstream.IndexSampler(size, shuffle=True, seed=1) for size in (10, 30)], weights=[1, 2], batches_of=4
+    ),
+    "balanced": lambda: millstream.BalancedSampler(
+        millstream.IndexSampler(96, shuffle=True, seed=1), costs=np.arange(96), global_batch_size=12, parts=3
+    ),
 }
 
 
