@@ -11,7 +11,7 @@ Guarantees:
     - The files of a cache take at most its `max_bytes` and a sixteenth, or there is one file. The least recently mapped
       ones are removed. A mapped file lives until no process maps it; see `UnitCache`.
     - A folder can be read by this user only. It is removed by the process that created it; if that was killed, by the
-      next process of the user that creates one.
+      fork server of its workers; if that was killed too, by the next process of the user that creates one.
 """
 
 import contextlib

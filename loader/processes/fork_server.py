@@ -2,7 +2,7 @@
 
 Guarantees:
     * It runs no user code. It therefore notices the end of the parent immediately, whatever the workers do, and kills
-      them and all processes that they have started.
+      them and all processes that they have started, and removes their folders of shared units.
     * It has one thread, so its forks are safe. It never waits for one pool, whose workers may not exit, or whose
       consumer may not receive.
     * A worker's process group is killed before the worker is reaped. Until then, no other process can get its ID. The
@@ -17,6 +17,7 @@ import errno
 import gc
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -96,6 +97,8 @@ class ForkServer:
         self._tracker = tracker
         self._pools: list[_Pool] = []
         self._workers: dict[int, _Pool] = {}
+        # The folders of the pools' shared units, which the parent removes unless it is killed.
+        self._folders: set[str] = set()
         self._parent_pid = parent_pid
         self._parent = open_handle(parent_pid)
         # A signal makes this socket readable, so the loop can wait for children and for the parent.
@@ -124,6 +127,8 @@ class ForkServer:
                 if pool.ending is not None and next(pool.ending, None) is None:
                     self._pools.remove(pool)
                     pool.channel.shut_down()
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _wait(self, *, has_parent: bool) -> set[int]:
         """Waits for an event. Returns the descriptors that are ready."""
@@ -174,6 +179,7 @@ class ForkServer:
         if pid == 0:
             self._become_worker(request, descriptors)
         self._workers[pid] = pool
+        self._folders |= {request.trainer.units} - {""}
         close_all(descriptors)
         handle = open_handle(pid)
         pool.channel.send(Forked(request.number, pid), [] if handle is None else [handle])
