@@ -21,7 +21,7 @@ from millstream.samplers import (
 ROOT = Path(__file__).parents[1]
 PARTS = ("millstream", "loader", "dataset", "samplers", "sources", "transforms", "tools")
 SHARED = {
-    Purpose.EPOCH: {"samplers/epochs.py", "samplers/mixtures/mixture.py"},
+    Purpose.EPOCH: {"samplers/order.py", "samplers/mixtures/mixture.py"},
     Purpose.MIXTURE: {"loader/pipeline/elements.py", "samplers/mixtures/mixture.py"},
     Purpose.GROUPING: {"loader/pipeline/stages.py", "dataset/stream_steps.py"},
     Purpose.ROWS: {"loader/pipeline/plan.py", "dataset/grain_compat/elastic.py"},
