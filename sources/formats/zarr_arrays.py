@@ -35,7 +35,7 @@ from millstream.sources.pieces import cut, window_units
 from millstream.sources.reads import LibraryReadError, OpenedHere, read_naming_failures
 from millstream.sources.remote.object_clients import ATTEMPTS, FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS
 from millstream.sources.remote.urls import is_url, with_other_name
-from millstream.sources.shared_units import ArrayFiles, ArrayUnit
+from millstream.sources.shared_units import ArrayFiles, ArrayUnit, shared_folder
 from millstream.sources.source_checks import check_no_columns_beside, checked_columns, paths_of_columns
 
 _MIN_SHARED_BYTES = 1 << 16
@@ -45,7 +45,7 @@ _MAX_NAMES = 20
 """The maximum number of arrays of a group that an error names."""
 
 
-_SLOW_READ_SECONDS = 250e-6
+_SLOW_READ_SECONDS = 60e-6
 """The time per file from which the files of the next batches are prefetched."""
 
 _PREFETCHED_BATCHES = 16
@@ -142,6 +142,11 @@ class PlainChunks:
         self._seconds: list[float] = []  # Of the reads of the last batch, by any thread.
         self._prefetched = 1  # It is not known how fast the storage is.
         self._others = (0,) * (len(grid.shape) - 1)
+
+    @property
+    def is_quicker(self) -> bool:
+        """True if TensorStore takes longer. It decodes by several threads, but once in each worker process."""
+        return not self._grid.is_zstd or bool(shared_folder())
 
     def read(self, keys: NDArray[np.int64]) -> NDArray[Any] | None:
         """Returns the rows of record keys, in their order; None if TensorStore has to read them."""
@@ -242,8 +247,8 @@ class ZarrDataSource(ReadsBatches):
 
     A row is an index of the first axis. All rows of a batch are requested together; each chunk is decoded as a whole,
     and chunks are cached, up to `cache_bytes`. Local chunks of whole rows are read without TensorStore: those without a
-    codec row by row, and those of zstd, with the package `zstandard`, once for all workers of a loader. If chunks have
-    several rows, the best order stays among a few chunks for a while, like that of `HierarchicalSampler`;
+    codec row by row; in worker processes also those of zstd, by the package `zstandard`, once for all of them. If
+    chunks have several rows, the best order stays among a few chunks for a while, like that of `HierarchicalSampler`;
     `load(source, shuffle=True)` takes it by itself if not all rows fit into the cache.
 
     Values have the dtypes of the arrays, in native byte order: NumPy scalars for arrays of one axis, else arrays. Axes
@@ -392,8 +397,10 @@ class ZarrDataSource(ReadsBatches):
 
     def _read(self, keys: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         arrays = self._arrays.get(self._open)
+        plain = {name: self._plain.get(name) for name in arrays}
         columns: dict[str, Any] = {
-            name: plain.read(keys) if (plain := self._plain.get(name)) is not None else None for name in arrays
+            name: None if chunks is None or not chunks.is_quicker else chunks.read(keys)
+            for name, chunks in plain.items()
         }
         begun = {name: arrays[name][keys].read() for name, rows in columns.items() if rows is None}
         for name, request in begun.items():
