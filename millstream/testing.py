@@ -291,12 +291,12 @@ def _check_shards(sampler: Any, name: str, limit: int) -> None:
     order, steps = vectorised(sampler), 4
     given = getattr(order, "given_batch", None)
     global_batch = 6 if given is None else given[1]
-    parts = math.gcd(
+    max_hosts = math.gcd(
         global_batch,
         *(getattr(order, "batch_sizes", None) or ()),
         *([sampler.parts] if isinstance(sampler, BalancedSampler) else ()),
     )
-    hosts = next((count for count in (3, 2) if parts % count == 0), 1)
+    hosts = next((count for count in (3, 2) if max_hosts % count == 0), 1)
     rows = global_batch // hosts
     if limit < steps * global_batch:
         return
