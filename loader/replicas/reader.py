@@ -140,6 +140,10 @@ class Reader:
         self._is_stopped = self._pauses = False
         self._wake, self._waker = socket.socketpair()
         OWN_SOCKETS.update((listener, self._wake, self._waker))
+        # Also if the thread never begins, because its owner has ended or was closed at once.
+        self._close_sockets = weakref.finalize(self, _close_all, listener, self._wake, self._waker)
+        self._close_sockets.atexit = False
+        self._has_begun = False
         self.readers = ReaderThreads(1)
 
     def begin(self, owner: Any) -> None:
@@ -166,8 +170,12 @@ class Reader:
         if (executor := self._executor) is not None and not self.has_ended:
             executor.close(deadline)
         self.readers.join(CLOSE_SECONDS if deadline is None else max(0.0, deadline - time.monotonic()))
+        if not self._has_begun:
+            # Its thread drops the job: no process may wait for the name.
+            self._end()
 
     def _run(self) -> None:
+        self._has_begun = True
         try:
             self._executor = self._make(self._start)
             while not (self.has_ended or self._is_stopped or self.readers.is_stopped):
@@ -196,8 +204,7 @@ class Reader:
         for entry in self._entries:
             _close(entry.descriptor)
         self._entries.clear()
-        self._wake.close()
-        self._waker.close()
+        self._close_sockets()
 
     @property
     def _next(self) -> int:
@@ -405,6 +412,11 @@ def _written(chunks: Sequence[memoryview], starts: Sequence[int], total: int) ->
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _close_all(*sockets: socket.socket) -> None:
+    for each in sockets:
+        each.close()
 
 
 def _close(descriptor: int | None) -> None:

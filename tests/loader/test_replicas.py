@@ -2,13 +2,15 @@
 
 import contextlib
 import dataclasses
+import gc
 import hashlib
 import itertools
+import os
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -33,7 +35,7 @@ from support.processes.process_tree import open_descriptors, processes_below
 from support.processes.worker_pools import environment
 from support.streams import comparable, drain
 
-pytestmark = [UNEVEN_ENDS, pytest.mark.usefixtures("small_groups")]
+pytestmark = [UNEVEN_ENDS, pytest.mark.usefixtures("small_groups", "own_job")]
 
 PIPELINES: dict[str, st.SearchStrategy[Pipeline]] = {
     "1:1": pipelines(one_to_one_operations),
@@ -48,6 +50,14 @@ SHARED = millstream.ShardOptions(0, 1, share_on_host=True)
 
 def sharing(pipeline: Pipeline) -> Pipeline:
     return dataclasses.replace(pipeline, shard=dataclasses.replace(pipeline.shard, share_on_host=True))
+
+
+@pytest.fixture(scope="module")
+def own_job() -> Iterator[None]:
+    """Other runs of these tests on this machine belong to other jobs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COORDINATOR_ADDRESS", f"tests-{os.getpid()}")
+        yield
 
 
 @pytest.mark.parametrize("kind", PIPELINES)
@@ -165,7 +175,8 @@ def test_workers_are_those_of_one() -> None:
             members = [iter(loader) for loader in loaders]
             assert taken(members, 10) == [alone(source, 10, num_epochs=1)] * 3
             assert [list(member) for member in members] == [[]] * 3
-        assert len([process for process in processes_below() if process.name() == "millstream-w0"]) == 1
+        # The next pass may begin before the reader has returned its workers.
+        assert len([process for process in processes_below() if process.name() == "millstream-w0"]) <= 2
 
 
 def test_members_may_change_their_batches() -> None:
@@ -254,7 +265,28 @@ def test_epochs_and_devices() -> None:
             for step in range(12):
                 for iterator in iterators:
                     assert next(iterator)["number"].tolist() == expected[number][step]
-    assert len(source.reads) == len(source) * 2
+    # A member that begins when the first batches are no longer kept reads them by itself.
+    assert len(source.reads) < len(source) * 2.5
+
+
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "dropped"])
+def test_a_reader_that_never_begins_frees_the_name(is_stopped: bool) -> None:
+    """Another thread may close the iterator before the reader's thread runs: no process may wait for that reader."""
+    name = f"\0millstream-test-{os.getpid()}".encode()
+    listener = reader.bound(name)
+    assert listener is not None
+    assert reader.bound(name) is None
+    unused: Any = None
+    never_begun = reader.Reader(listener, unused, unused, ())
+    if is_stopped:
+        never_begun.stop()
+    else:
+        del never_begun
+        gc.collect()
+    del listener
+    again = reader.bound(name)
+    assert again is not None
+    again.close()
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["reads", "maps"])
