@@ -300,7 +300,8 @@ class SharedExecutor:
         while True:
             since = time.monotonic()
             connection.settimeout(max(clock.seconds, _RACE_SECONDS))
-            with contextlib.suppress(TimeoutError):
+            # A reader that ends before it has taken all acknowledgements resets the connection. Its messages are there.
+            with contextlib.suppress(TimeoutError, ConnectionResetError):
                 # Without Python code between the reception and the list: an exception of a signal handler would lose
                 # the descriptor, which would then stay open.
                 self._inbox.extend(map(receive, (socket.MSG_CMSG_CLOEXEC,)))

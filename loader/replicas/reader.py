@@ -312,6 +312,9 @@ class Reader:
             self._failures[number] += found
             self._fresh[number] += found
         if outputs is None:
+            # A member that knows of the end may begin the next pass, which takes the idle workers.
+            executor.pause()
+            self._executor = None
             self._end_with(Ended(self._fresh))
         elif outputs.values or outputs.error is not None:
             self._publish(outputs, executor.failures)
