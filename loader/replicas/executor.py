@@ -138,6 +138,8 @@ class SharedExecutor:
                     self._read_alone(Apart(reason="no process answers"))
                 else:
                     self._join()
+                    if self._connection is None:
+                        self._find_end()
                 continue
             message, memory = self._received(self._connection)
             if isinstance(message, Published):
@@ -235,26 +237,28 @@ class SharedExecutor:
             self._reader = None
             if reader.error is not None:
                 raise reader.error
+            if reader.apart is not None:
+                self._read_alone(reader.apart)
 
     def _join(self) -> None:
         """Connects to the reader of the group, and becomes it if there is none."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            if (listener := bound(self._name)) is not None:
-                reader = self._reader = Reader(listener, self._make, self._plan, self._position)
-                reader.begin(self)
-                log_info(f"share_on_host: process {self._process} reads for the processes of its host")
-            connection.settimeout(SLICE_SECONDS)
-            connection.connect(self._name)
-            if not is_of_own_user(connection):
-                raise PermissionError("another user has the name of the group")
-            connection.send(pickle.dumps(self._position), socket.MSG_NOSIGNAL)
+            with contextlib.ExitStack() as on_failure:
+                connection = on_failure.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                if (listener := bound(self._name)) is not None:
+                    reader = self._reader = Reader(listener, self._make, self._plan, self._position)
+                    reader.begin(self)
+                    log_info(f"share_on_host: process {self._process} reads for the processes of its host")
+                connection.settimeout(SLICE_SECONDS)
+                connection.connect(self._name)
+                if not is_of_own_user(connection):
+                    raise PermissionError("another user has the name of the group")
+                connection.send(pickle.dumps(self._position), socket.MSG_NOSIGNAL)
+                on_failure.pop_all()
         except (ConnectionError, TimeoutError):
             # The reader has just ended, or has bound its name and does not listen yet.
-            connection.close()
             time.sleep(_RACE_SECONDS)
         except OSError as error:
-            connection.close()
             self._read_alone(Apart(reason=str(error), is_final=True))
         else:
             OWN_SOCKETS.add(connection)
@@ -282,12 +286,20 @@ class SharedExecutor:
             message = pickle.loads(data)  # noqa: S301  (of a process of this user)
             if not isinstance(message, Published):
                 return message, _NOTHING
-            if message.content is not None:
-                return message, np.frombuffer(bytearray(message.content), np.uint8)
-            memory = MappedMemory(next(_descriptors_of(self._inbox)), message.num_bytes, is_shared=False)
-            return message, memory.view(0, message.num_bytes)
+            if (memory := self._memory_of(message)) is None:
+                # The system drops descriptors that would exceed the limit of open files.
+                return Apart(reason="this process may not open another file"), _NOTHING
+            return message, memory
         finally:
             _empty(self._inbox)
+
+    def _memory_of(self, published: Published) -> NDArray[np.uint8] | None:
+        """Returns the memory of outputs; None if its descriptor did not arrive."""
+        if published.content is not None:
+            return np.frombuffer(bytearray(published.content), np.uint8)
+        if (descriptor := next(_descriptors_of(self._inbox), None)) is None:
+            return None
+        return MappedMemory(descriptor, published.num_bytes, is_shared=False).view(0, published.num_bytes)
 
     def _wait_for(self, connection: socket.socket) -> None:
         """Puts the next message into the inbox. Raises TimeoutError to read alone instead."""

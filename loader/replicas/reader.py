@@ -4,11 +4,13 @@ import bisect
 import collections
 import contextlib
 import errno
+import functools
 import math
 import os
 import pickle
 import select
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -45,7 +47,7 @@ MIN_KEPT, MAX_KEPT = 4, 16
 """The number of outputs that are kept for members that join, or join again, if all others have read them."""
 
 MAX_KEPT_BYTES = 1 << 26
-"""The memory of more than MIN_KEPT of them."""
+"""Upper bound on the memory of the outputs that are kept, if they are more than MIN_KEPT."""
 
 MAX_UNREAD, MAX_UNREAD_BYTES = 64, 1 << 28
 """Upper bounds on the outputs that some members have read and others have not, and on their memory. The messages of
@@ -117,6 +119,7 @@ class Reader:
 
     Attributes:
         error: the exception of the executor; None if there was none.
+        apart: the reason why no other process can have its outputs; None if there is none.
         has_ended: True if it publishes no more.
     """
 
@@ -124,6 +127,7 @@ class Reader:
         self, listener: socket.socket, make: Callable[[Position], Engine], plan: Plan, position: Position
     ) -> None:
         self.error: BaseException | None = None
+        self.apart: Apart | None = None
         self.has_ended = False
         self._listener = listener
         self._make = make
@@ -138,9 +142,13 @@ class Reader:
         self._fresh: FailuresByShard = [[] for _ in position]
         self._blocked_since = math.inf
         self._is_stopped = self._pauses = False
-        self._wake, self._waker = socket.socketpair()
+        try:
+            self._wake, self._waker = socket.socketpair()
+        except OSError:
+            listener.close()
+            raise
         OWN_SOCKETS.update((listener, self._wake, self._waker))
-        # Also if the thread never begins, because its owner has ended or was closed at once.
+        # Also if the thread never begins, because its owner has ended or was closed immediately.
         self._close_sockets = weakref.finalize(self, _close_all, listener, self._wake, self._waker)
         self._close_sockets.atexit = False
         self._has_begun = False
@@ -149,7 +157,7 @@ class Reader:
     def begin(self, owner: Any) -> None:
         self.readers.end_with(owner)
         weakref.finalize(owner, _notify, self._waker).atexit = False
-        self.readers.submit(self._run)
+        self.readers.submit(functools.partial(self._run, threading.get_ident()))
 
     def status(self) -> ExecutorStatus:
         executor = self._executor
@@ -160,7 +168,7 @@ class Reader:
         return {} if executor is None else executor.stacks()
 
     def stop(self, deadline: float | None = None, *, pauses: bool = False) -> None:
-        """Stops to read. What was published reaches the members. `pauses` keeps idle workers for the next executor."""
+        """Stops reading. What was published reaches the members. `pauses` keeps idle workers for the next executor."""
         self._pauses = pauses
         self._is_stopped = True
         _notify(self._waker)
@@ -174,9 +182,13 @@ class Reader:
             # Its thread drops the job: no process may wait for the name.
             self._end()
 
-    def _run(self) -> None:
+    def _run(self, consumer: int) -> None:
         self._has_begun = True
         try:
+            if threading.get_ident() == consumer:
+                # `ReaderThreads` could not start one. The consumer has no outputs while it waits for itself.
+                self._end_with(Apart(reason="the system has no thread left"))
+                return
             self._executor = self._make(self._start)
             while not (self.has_ended or self._is_stopped or self.readers.is_stopped):
                 self._exchange()
@@ -230,14 +242,20 @@ class Reader:
                 self._admit(member, member.position)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             connection, _ = self._listener.accept()
-            connection.setblocking(False)
-            if is_of_own_user(connection):
-                OWN_SOCKETS.add(connection)
-                self._members.append(_Member(connection))
-            else:
-                connection.close()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            # No descriptor is left. The other end would wait forever.
+            self._end_with(Apart(reason=f"no connection can be accepted: {error}"))
+            return
+        connection.setblocking(False)
+        if is_of_own_user(connection):
+            OWN_SOCKETS.add(connection)
+            self._members.append(_Member(connection))
+        else:
+            connection.close()
 
     def _hear(self, member: _Member) -> None:
         try:
@@ -378,6 +396,8 @@ class Reader:
     def _end_with(self, message: Ended | Apart) -> None:
         """Sends a message after which nothing is published."""
         self.has_ended = True
+        if isinstance(message, Apart):
+            self.apart = message
         for member in self._members.copy():
             if member.is_placed:
                 self._send(member, message)

@@ -31,6 +31,7 @@ from support.draw.random_pipelines import (
     pipelines,
 )
 from support.faults.interrupted import interrupt_at
+from support.faults.memory_limits import limited, no_threads
 from support.laws import expected_of, loader_of
 from support.processes.process_tree import open_descriptors, processes_below
 from support.processes.worker_pools import environment
@@ -203,6 +204,46 @@ def test_without_memory_each_reads(caplog: pytest.LogCaptureFixture) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert [own + later for own, later in zip(batches, after, strict=True)] == [alone(source, 6)] * 2
     assert caplog.text.count("this process reads by itself") == 2
+
+
+def test_without_descriptors_each_reads() -> None:
+    """A member that may not receive another descriptor reads by itself: its stream goes on, and does not end."""
+    source = Counted(num_numbers=100_000)
+    first, second = members = [iter(loader) for loader in members_of(2, source)]
+    with first, second:
+        batches = taken(members, 2)[1]
+        next(first)
+        with limited(resource.RLIMIT_NOFILE, 3):
+            batches += taken([second], 2)[0]
+        batches += taken([second], 2)[0]
+    assert batches == alone(source, 6)
+
+
+@pytest.mark.parametrize("num_free", range(8))
+def test_members_begin_with_few_descriptors(num_free: int) -> None:
+    """Wherever the descriptors run out while a process begins to share, it has its stream, and leaves none open."""
+    source = Counted()
+    (loader,) = members_of(1, source)
+    before = open_descriptors()
+    with iter(loader) as batches:
+        with limited(resource.RLIMIT_NOFILE, free_descriptors(num_free)):
+            begun = taken([batches], 1)[0]
+        assert begun + taken([batches], 1)[0] == alone(source, 2)
+    assert open_descriptors() == before
+
+
+def free_descriptors(count: int) -> int:
+    """Returns the limit of open files that leaves a number of descriptors free."""
+    with contextlib.ExitStack() as stack:
+        return max(stack.enter_context(Path(os.devnull).open()).fileno() for _ in range(count + 1))
+
+
+def test_without_threads_each_reads(caplog: pytest.LogCaptureFixture) -> None:
+    """If the system has no thread for a reader, the process reads by itself, and says so."""
+    (loader,) = members_of(1, Counted())
+    with no_threads(), iter(loader) as batches:
+        assert taken([batches], 2)[0] == alone(Counted(), 2)
+    assert "reads by itself: the system has no thread left" in caplog.text
 
 
 def test_batches_that_cannot_be_pickled_are_not_shared(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ from millstream.loader.engine.engine import Engine, ReadAhead
 from millstream.loader.threads import shared_threads, shared_work, waiting
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.transforms import Batch, Filter, Map
+from support.faults.memory_limits import no_threads
 from support.faults.user_faults import WAIT_SECONDS
 from support.processes.worker_pools import at_most, python
 
@@ -287,16 +288,6 @@ def test_the_first_of_several_failing_records_is_the_error(first: int, most: int
     ):
         next(iterator)
     assert reads.count <= most
-
-
-@contextlib.contextmanager
-def no_threads() -> Iterator[None]:
-    """Makes the start of every thread fail: none can have a stack of this size."""
-    previous = threading.stack_size(1 << 46)
-    try:
-        yield
-    finally:
-        threading.stack_size(previous)
 
 
 def test_a_thread_that_cannot_start_is_done_without() -> None:

@@ -1,7 +1,8 @@
-"""Limits of memory, descriptors and file sizes, and the peak of what Python allocates."""
+"""Limits of memory, descriptors, threads and file sizes, and the peak of what Python allocates."""
 
 import contextlib
 import resource
+import threading
 import time
 import tracemalloc
 import uuid
@@ -75,3 +76,13 @@ def limited(kind: int, soft: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(kind, before)
+
+
+@contextlib.contextmanager
+def no_threads() -> Iterator[None]:
+    """Makes the start of every thread fail: none can have a stack of this size."""
+    previous = threading.stack_size(1 << 46)
+    try:
+        yield
+    finally:
+        threading.stack_size(previous)
