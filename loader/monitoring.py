@@ -98,19 +98,38 @@ class _Writer(io.BufferedIOBase):
         return True
 
     def write(self, data: Any) -> int:
+        self._connection.settimeout(REQUEST_SECONDS)
         with memoryview(data) as view:
             self._connection.sendall(view, NO_SIGNAL)
             return view.nbytes
 
 
 @final
+class _Reader(io.RawIOBase):
+    """Receives a request for REQUEST_SECONDS, even from a client that sends a byte at a time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__()
+        self._connection = connection
+        self._deadline = time.monotonic() + REQUEST_SECONDS
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if (left := self._deadline - time.monotonic()) <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
+@final
 class _Handler(http.server.BaseHTTPRequestHandler):
-    timeout = REQUEST_SECONDS
     server: Server
 
     def setup(self) -> None:
-        super().setup()
-        self.wfile = _Writer(self.connection)
+        self.connection = self.request
+        self.rfile, self.wfile = io.BufferedReader(_Reader(self.connection)), _Writer(self.connection)
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
@@ -194,15 +213,12 @@ class _Top:
         """Starts the server, unless it runs. Called in fresh threads."""
         with self._lock:
             if self._server is None and not self._is_ending:
-                server = _SocketServer({"/snapshot": _snapshot, "/stacks": _stacks})
-                thread = threading.Thread(target=self._run, args=(server,), name="millstream-top", daemon=True)
-                self._server, self.thread = server, thread
+                self._server = server = _SocketServer({"/snapshot": _snapshot, "/stacks": _stacks})
                 try:
-                    thread.start()
-                except (RuntimeError, MemoryError) as error:
+                    self.thread = _start_thread(server, functools.partial(self._run, server), "millstream-top")
+                except OSError:
                     self._server = None
-                    server.server_close()
-                    raise OSError(f"The system refuses another thread: {error}") from error
+                    raise
 
     def _run(self, server: _SocketServer) -> None:
         while self._server is server:
@@ -303,8 +319,19 @@ def start_endpoint(text: str, page: Callable[[], str]) -> Server:
     """Starts a server of `GET /metrics` in a daemon thread, at the address in the environment variable's value."""
     server = Server(address_from(text), {"/metrics": page})
     os.register_at_fork(after_in_child=server.socket.close)
-    threading.Thread(target=server.serve_forever, name="millstream-metrics", daemon=True).start()
+    _start_thread(server, server.serve_forever, "millstream-metrics")
     return server
+
+
+def _start_thread(server: Server, run: Callable[[], object], name: str) -> threading.Thread:
+    """Starts the daemon thread of a server. If the system refuses it, raises an OSError and closes the server."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as error:
+        server.server_close()
+        raise OSError(f"The system refuses another thread: {error}") from error
+    return thread
 
 
 def _page_of_metrics() -> str:

@@ -13,7 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import millstream
+from millstream.loader import monitoring
 from millstream.loader.monitoring import address_from, start_endpoint
+from support.faults.memory_limits import no_threads
 from support.faults.user_faults import WAIT_SECONDS
 
 TRAINER = """
@@ -105,6 +107,15 @@ def test_a_value_that_is_no_address_is_logged(
     assert caplog.text.count("must be a port") == 1
 
 
+def test_without_a_thread_a_trainer_trains(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """If the system has no thread for the endpoint, the log says so, and its port is free again."""
+    monkeypatch.setenv("MILLSTREAM_METRICS_PORT", str(port := free_port()))
+    with no_threads():
+        assert list(millstream.load(range(3), num_epochs=1)) == [0, 1, 2]
+    assert "no metrics for Prometheus: The system refuses another thread" in caplog.text
+    socket.create_server(("127.0.0.1", port)).close()
+
+
 @pytest.mark.parametrize(
     ("text", "address"),
     [
@@ -131,6 +142,27 @@ def test_a_client_that_says_nothing_or_leaves_does_not_end_the_server() -> None:
             with socket.create_connection(("127.0.0.1", port)) as client:
                 client.sendall(request)
         assert page_at(port) == "x 1\n"
+
+
+def test_a_client_that_sends_a_byte_at_a_time_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds up the others for REQUEST_SECONDS, however long it goes on to send."""
+    monkeypatch.setattr(monitoring, "REQUEST_SECONDS", 0.1)
+    with serving(lambda: "x 1\n") as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=0.02) as client:
+            client.sendall(b"GET /metrics HTTP/1.1\r\n")
+            assert any(is_disconnected(client) for _ in range(100))
+        assert page_at(port) == "x 1\n"
+
+
+def is_disconnected(client: socket.socket) -> bool:
+    """Waits for the end of a connection for its timeout, and sends a byte if there was none."""
+    try:
+        with contextlib.suppress(TimeoutError):
+            return not client.recv(1)
+        client.sendall(b"a")
+    except ConnectionError:
+        return True
+    return False
 
 
 def test_a_page_that_fails_is_an_error_of_the_server() -> None:
