@@ -205,16 +205,18 @@ print(*tops)
     assert large.isdisjoint(tops.split())
 
 
-def test_a_first_batch_imports_what_makes_it_and_no_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("worker_count", [0, "auto"])
+def test_a_first_batch_imports_what_makes_it_and_no_more(worker_count: int | str, tmp_path: Path) -> None:
     """Workers, a cluster, stores, filters and timelines are imported by those who have them."""
-    code = """
+    code = f"""
 import sys, millstream
-with iter(millstream.load([1, 2], batch_size=2, read_options=millstream.ReadOptions(num_threads=0))) as batches:
+reading = millstream.ReadOptions(num_threads=0)
+with iter(millstream.load([1, 2], batch_size=2, read_options=reading, worker_count={worker_count!r})) as batches:
     next(batches)
 print(*sys.modules)
 """
     others = {"cluster.options", "scheduling.dropped_records", "scheduling.feed", "scheduling.join"}
-    others |= {"processes.pool", "reporting.preview"}
+    others |= {"engine.workers", "processes.pool", "reporting.preview"}
     others = {f"millstream.loader.{name}" for name in others} | {"millstream.sources.remote.object_stores"}
     assert [name for name in others if importlib.util.find_spec(name) is None] == []
     assert others.isdisjoint(run_python(code, tmp_path).split())

@@ -17,7 +17,6 @@ from millstream.core.signals import is_from_signal_handler
 from millstream.core.warn import log_info, log_warning
 from millstream.loader.engine.engine import Budget, Engine, GivenUp
 from millstream.loader.engine.worker_choice import Window, WorkerChoice
-from millstream.loader.engine.workers import Workers, WorkerSlots
 from millstream.loader.measuring import Profiler, Scheduling, scheduling_of_threads
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
@@ -85,7 +84,7 @@ class AutoEngine(Engine):
         self._since: float | None = None
         self._worked = self._resumes_at = 0.0
         self._length = WINDOW_SECONDS
-        # That when the window began; None if it is not needed, because reading it takes long.
+        # The scheduling when the window began; None if it is not needed, because reading it takes long.
         self._scheduling: Scheduling | None = None
         if choice.num_workers:
             self._start(only_idle=True)
@@ -191,7 +190,7 @@ class AutoEngine(Engine):
                 self._resumes_at, self._since = now + REST_SECONDS, None
                 return
         elif self.budget is not workers:
-            # They start: `begin_request` needs the measurements.
+            # They start: `_begin` needs the measurements.
             return
         elif self._before is None and workers.place.are_ready:
             self._choose(workers, window)
