@@ -129,6 +129,10 @@ class Conversion:
         suffix = "" if len(self.shards) == self.num_shards else f"-{digest(4, numbers).hex()}"
         return os.path.join(folder, f".{name}.conversion{suffix}")  # noqa: PTH118
 
+    @property
+    def plan_path(self) -> str:
+        return os.path.join(self.folder, "plan.json")  # noqa: PTH118
+
     def range_of(self, shard: int) -> range:
         count = len(self.source)
         return range(count * shard // self.num_shards, count * (shard + 1) // self.num_shards)
@@ -351,11 +355,10 @@ def _run(conversion: Conversion, worker_count: int, workers: RayWorkers | None, 
         try:
             _begin_or_resume(conversion, overwrite=overwrite)
             _write_missing(conversion, worker_count, workers)
-        except FileExistsError:
-            shutil.rmtree(folder)
-            raise
         except BaseException:
-            if not any(map(os.path.exists, conversion.targets.values())):  # Nothing to resume.
+            # Without a plan, files under the final names are others.
+            has_begun = os.path.exists(conversion.plan_path)  # noqa: PTH110
+            if not (has_begun and any(map(os.path.exists, conversion.targets.values()))):  # Nothing to resume.
                 shutil.rmtree(folder)
             raise
         shutil.rmtree(folder)
@@ -363,7 +366,7 @@ def _run(conversion: Conversion, worker_count: int, workers: RayWorkers | None, 
 
 def _begin_or_resume(conversion: Conversion, *, overwrite: bool) -> None:
     """Stores the plan. Afterwards, every target that exists was written by this plan."""
-    path = os.path.join(conversion.folder, "plan.json")  # noqa: PTH118
+    path = conversion.plan_path
     # As read from the file: tuples are lists there.
     plan = json.loads(json.dumps(conversion.plan()))
     try:

@@ -1,5 +1,6 @@
 """`millstream convert`: what is written, in what form, and what happens when it is killed."""
 
+import contextlib
 import io
 import json
 import os
@@ -391,6 +392,32 @@ def test_vocabularies_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert convert(tokens_of) == [[1, 2], [2, 2], [1], [2], [0]]
     monkeypatch.setitem(VOCABULARY, "b", 3)
     assert convert(tokens_of, overwrite=True) == [[1, 3], [3, 3], [1], [3], [0]]
+
+
+class FailingOnce:
+    """Returns the bytes of numbers, or None if none are kept, and fails once, for the last one."""
+
+    def __init__(self, error: type[Exception], *, keeps: bool = True) -> None:
+        self.failures = [error]
+        self.keeps = keeps
+
+    def __call__(self, number: int) -> bytes | None:
+        if number == 3 and self.failures:
+            raise self.failures.pop()
+        return b"%d" % number if self.keeps or number == 3 else None
+
+    def fingerprint(self) -> str:
+        return f"FailingOnce keeps={self.keeps}"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, FileExistsError])
+def test_finished_files_stay_after_any_error(tmp_path: Path, error: type[Exception]) -> None:
+    """A conversion whose function fails can be resumed, whatever error it raises."""
+    chain = millstream.MapDataset.source(range(4)).map(FailingOnce(error))
+    for expected in (pytest.raises(error), contextlib.nullcontext()):
+        with expected:
+            millstream.convert(chain, tmp_path / "b.bag", num_shards=2, worker_count=0)
+    assert records_in(*shards_of(tmp_path)) == [b"0", b"1", b"2", b"3"]
 
 
 def test_two_at_once_are_refused(tmp_path: Path, long_text: Path) -> None:
