@@ -204,8 +204,10 @@ class Block(NamedTuple):
 def _written_file(conversion: Conversion, shard: int) -> Iterator[Callable[[Block], None]]:
     """Yields a function that appends a block to a file, which gets its name at the end of the `with`."""
     unfinished = os.path.join(conversion.folder, f"{shard}{conversion.extension}")  # noqa: PTH118
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(unfinished)  # noqa: PTH108
+    # A conversion that this one has replaced may have left both.
+    for path in (unfinished, conversion.last_record(shard)):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108
     writer = new_writer(unfinished, conversion.encoding, conversion.compression)
     last: tuple[int, str] | None = None
 

@@ -1,6 +1,5 @@
 """`millstream convert`: what is written, in what form, and what happens when it is killed."""
 
-import contextlib
 import io
 import json
 import os
@@ -395,29 +394,31 @@ def test_vocabularies_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 class FailingOnce:
-    """Returns the bytes of numbers, or None if none are kept, and fails once, for the last one."""
+    """Returns the bytes of numbers from `first` on, and fails once, for 4."""
 
-    def __init__(self, error: type[Exception], *, keeps: bool = True) -> None:
+    def __init__(self, error: type[Exception], first: int = 0) -> None:
         self.failures = [error]
-        self.keeps = keeps
+        self.first = first
 
     def __call__(self, number: int) -> bytes | None:
-        if number == 3 and self.failures:
+        if number == 4 and self.failures:
             raise self.failures.pop()
-        return b"%d" % number if self.keeps or number == 3 else None
+        return b"%d" % number if number >= self.first else None
 
     def fingerprint(self) -> str:
-        return f"FailingOnce keeps={self.keeps}"
+        return f"FailingOnce first={self.first}"
 
 
 @pytest.mark.parametrize("error", [RuntimeError, FileExistsError])
 def test_finished_files_stay_after_any_error(tmp_path: Path, error: type[Exception]) -> None:
-    """A conversion whose function fails can be resumed, whatever error it raises."""
-    chain = millstream.MapDataset.source(range(4)).map(FailingOnce(error))
-    for expected in (pytest.raises(error), contextlib.nullcontext()):
-        with expected:
-            millstream.convert(chain, tmp_path / "b.bag", num_shards=2, worker_count=0)
-    assert records_in(*shards_of(tmp_path)) == [b"0", b"1", b"2", b"3"]
+    """A conversion whose function fails can be resumed, whatever error it raises, and whichever one it has replaced."""
+    chains = [millstream.MapDataset.source(range(5)).map(FailingOnce(error, first)) for first in (0, 2)]
+    for chain in chains:
+        with pytest.raises(error):
+            millstream.convert(chain, tmp_path / "b.bag", num_shards=2, worker_count=0, overwrite=True)
+    assert [path.name for path in shards_of(tmp_path)] == ["b-00000-of-00002.bag"]
+    millstream.convert(chains[1], tmp_path / "b.bag", num_shards=2, worker_count=0)
+    assert records_in(*shards_of(tmp_path)) == [b"2", b"3", b"4"]
 
 
 def test_two_at_once_are_refused(tmp_path: Path, long_text: Path) -> None:
