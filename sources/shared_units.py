@@ -8,8 +8,8 @@ Guarantees:
     - Every wait has a limit. If a process hangs, if there is no room, or if the folder is gone, a process decodes what
       it needs by itself. So the files change how often a unit is decoded, and nothing else.
     - The lock of a process that dies ends with it, and the next process that needs the unit decodes it.
-    - The files of a cache take at most its `max_bytes` and a sixteenth, or there is one file. The least recently mapped
-      ones are removed. A mapped file lives until no process maps it; see `UnitCache`.
+    - The files of a cache take at most its `max_bytes` and a sixteenth, in whole pages, or there is one file. The least
+      recently mapped ones are removed. A mapped file lives until no process maps it; see `UnitCache`.
     - A folder can be read by this user only. It is removed by the process that created it; if that was killed, by the
       fork server of its workers; if that was killed too, by the next process of the user that creates one.
 """
@@ -274,27 +274,28 @@ class SharedUnits(Generic[KeyT, UnitT]):
                 self._files.write(unit, partial)
                 # The memory of the process is free again.
                 unit = self._files.map(key, partial)
-                is_shared = self._has_room(os.path.getsize(partial))  # noqa: PTH202
+                is_shared = self._publish(partial, path)
             except Exception as error:  # noqa: BLE001  (whatever a library raises for values that it cannot write)
                 self._give_up(error)
         finally:
             # Under either name, the lock of the file ends, and the others look for it again.
-            with contextlib.suppress(FileNotFoundError):
-                if is_shared:
-                    os.rename(partial, path)  # noqa: PTH104
-                else:
+            if not is_shared:
+                with contextlib.suppress(FileNotFoundError):
                     os.unlink(partial)  # noqa: PTH108
         return Found(unit, os.path.basename(path) if is_shared else "", is_decoded=True)  # noqa: PTH119
 
-    def _has_room(self, num_bytes: int) -> bool:
-        """Counts a new file, and removes others if it needs their room. Returns False if a lock cannot be had."""
+    def _publish(self, partial: str, path: str) -> bool:
+        """Renames a new file, and removes others if it needs their room. Returns False if a lock cannot be had."""
         with self._totals(_WAIT_SECONDS) as totals:
             if totals is None:
                 return False
+            num_bytes = _allocated_bytes(os.stat(partial))  # noqa: PTH116
             totals[0] += num_bytes
             if totals[0] > self._max_bytes:
                 kept = min(self._max_bytes - num_bytes, int(self._max_bytes * _KEPT_SHARE))
                 totals[:] = num_bytes + self._evict(kept), totals[1] + 1
+            # Before the lock ends: another process that evicts would not count this file.
+            os.rename(partial, path)  # noqa: PTH104
         return True
 
     def _evict(self, kept: int) -> int:
@@ -305,7 +306,7 @@ class SharedUnits(Generic[KeyT, UnitT]):
                 with contextlib.suppress(FileNotFoundError):
                     if not entry.name.endswith((_PARTIAL_SUFFIX, _TOTALS_NAME)):
                         status = entry.stat()
-                        files.append((status.st_mtime_ns, status.st_size, entry.path))
+                        files.append((status.st_mtime_ns, _allocated_bytes(status), entry.path))
         total = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
             if total <= kept:
@@ -341,6 +342,11 @@ class SharedUnits(Generic[KeyT, UnitT]):
                 f"cannot share decoded units with other workers in {self._folder!r}: {error}. Each worker decodes all "
                 "that it needs. Give /dev/shm or $TMPDIR more room if it is full."
             )
+
+
+def _allocated_bytes(status: os.stat_result) -> int:
+    """Returns the memory or disk space of a file, which has whole pages. Not all file systems know it."""
+    return max(status.st_size, 512 * status.st_blocks)
 
 
 def _locked(descriptor: int, deadline: float) -> bool:

@@ -85,6 +85,10 @@ def files_of(units: SharedFolder) -> list[Path]:
     return [path for path in Path(units.path).glob("*/*") if path.name != "totals"]
 
 
+def allocated_by(files: list[Path]) -> int:
+    return sum(512 * path.stat().st_blocks for path in files)
+
+
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_unit_is_decoded_by_one_process(units: SharedFolder, log: Path, count: int) -> None:
     """However many processes read the units, each is decoded once, and none is decoded without a folder's process."""
@@ -172,7 +176,7 @@ def test_the_files_are_limited_in_bytes(units: SharedFolder, log: Path) -> None:
     for number in range(40):
         read(one, [number], decoding(log))
         read(other, [number], decoding(log))
-        assert sum(path.stat().st_size for path in files_of(units)) <= limit * 17 / 16
+        assert allocated_by(files_of(units)) <= limit * 17 / 16
     assert decoded(log) == list(range(40))
     read(one, [0], decoding(log))
     read(one, [41], decoding(log))
@@ -183,6 +187,10 @@ def test_the_files_are_limited_in_bytes(units: SharedFolder, log: Path) -> None:
     for number in (1, 2):
         read(tiny, [number], decoding(log))
         assert len(list(Path(units.path, "b").glob("[!t]*"))) == 1
+    small = UnitCache[Any, ArrayUnit](1 << 14, ArrayFiles(), "c")
+    for number in range(20):
+        small.get_all({number: 1}, lambda number: ArrayUnit(np.array([number])), 1)
+        assert allocated_by(list(Path(units.path, "c").glob("[!t]*"))) <= (1 << 14) * 17 / 16
 
 
 def test_without_room_each_process_decodes(units: SharedFolder, log: Path, caplog: pytest.LogCaptureFixture) -> None:
