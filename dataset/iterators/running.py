@@ -90,9 +90,10 @@ class FixedChain:
 
     def pipelines(self, limits: FilterLimits, tolerance: Tolerance | None, *, allows_none: bool) -> "Pipelines":
         key = limits, tolerance, allows_none
-        if key not in self._pipelines:
-            self._pipelines[key] = Pipelines.of(self, limits, tolerance, allows_none=allows_none)
-        return self._pipelines[key]
+        if (known := self._pipelines.get(key)) is not None:
+            return known
+        # If two threads begin at the same time, both get the same, whose plans are found by their `id`.
+        return self._pipelines.setdefault(key, Pipelines.of(self, limits, tolerance, allows_none=allows_none))
 
     def compiled(self, pipeline: Pipeline, num_local: int) -> Plan:
         """Returns the plan of one of these pipelines with local operations, which is compiled once."""

@@ -5,6 +5,8 @@ import functools
 import gc
 import itertools
 import pickle
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +15,10 @@ import pytest
 
 import millstream
 from millstream import IterDataset, MapDataset, ReadOptions
+from millstream.dataset.chain import Chain, fixed_chain
+from millstream.dataset.stream_steps import step_of
 from millstream.experimental import InterleaveIterDataset
+from millstream.loader.pipeline.pipeline import UNLIMITED
 from millstream.transforms import Map
 from support.laws import counted_constant
 
@@ -252,3 +257,27 @@ def test_datasets_with_slots_and_finalizers_are_read() -> None:
         assert list(owning.to_iter_dataset(INLINE)) == [1, 2, 3]
         gc.collect()
     assert list(Stream(owning.to_iter_dataset(INLINE)).options(on_error="skip")) == [1, 2]
+
+
+def test_threads_that_begin_together_get_the_same_pipelines() -> None:
+    """The plans of a chain are found by the `id` of a pipeline, so each of its pipelines is kept, whoever made it."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(5):
+            step = step_of(MapDataset.range(10).map(str).map(len).to_iter_dataset(INLINE))
+            fixed, barrier = fixed_chain(step, Chain.of(step)), threading.Barrier(4)
+            found = []
+
+            def begin(fixed: Any = fixed, barrier: Any = barrier, found: Any = found) -> None:
+                barrier.wait()
+                found.append(fixed.pipelines(UNLIMITED, None, allows_none=False))
+
+            threads = [threading.Thread(target=begin) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(set(map(id, found))) == 1
+    finally:
+        sys.setswitchinterval(interval)
