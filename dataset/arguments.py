@@ -82,6 +82,21 @@ def warn_of_replacement(length: int) -> None:
         )
 
 
+def warn_of_uneven_shards(length: int, num_shards: int) -> None:
+    """Logs that the shards of a dataset have different numbers of elements, or none."""
+    if 0 < length < num_shards:
+        log_warning(
+            f"{num_shards - length} of {num_shards} shards of a dataset of {length:,} elements are empty. Use fewer "
+            "shards, or .repeat() it before."
+        )
+    elif length != ENDLESS and (longer := length % num_shards):
+        log_warning(
+            f"{longer} of {num_shards} shards of a dataset of {length:,} elements have one more element than the "
+            f"others, so their batches may end at different steps. Cut it before, dataset[:{length - longer}], or "
+            ".repeat() it."
+        )
+
+
 def raise_missing(dataset: Any, name: str, remedies: Mapping[str, str]) -> NoReturn:
     """Raises the AttributeError for an attribute that a dataset does not have, with the remedy if there is one."""
     if hasattr(type(dataset), name):

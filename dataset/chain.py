@@ -66,6 +66,17 @@ def fixed_chain(step: StreamStep, chain: Chain) -> FixedChain:
     return warm.fixed
 
 
+def is_unchanged(step: StreamStep) -> bool:
+    """Returns False if the program has changed a plain value of a step's chain since its first iterator began."""
+    fixed = warm_workers_of(step).fixed
+    try:
+        if fixed is not None:
+            fixed.check_unchanged()
+    except ValueError:
+        return False
+    return True
+
+
 def warm_workers_of(step: StreamStep) -> WarmWorkers:
     warm: WarmWorkers | None = vars(step).get(_WARM)
     # If two threads begin at the same time, both get the same.

@@ -1,6 +1,7 @@
 """A dataset with random access, and the methods that extend it to longer chains."""
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlias, TypeVar, overload
@@ -24,7 +25,9 @@ from millstream.dataset.arguments import (
     raise_missing,
     seed_for,
     warn_of_replacement,
+    warn_of_uneven_shards,
 )
+from millstream.dataset.chain import is_unchanged
 from millstream.dataset.chain_rendering import extent_of, html_of, sketch_of, text_of
 from millstream.dataset.iter_dataset import IterDataset, made
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
@@ -40,8 +43,8 @@ from millstream.dataset.nodes.element_nodes import (
 from millstream.dataset.nodes.index_nodes import Repeat, Seed, Shard, Shuffle, Slice, Taken, WindowShuffle
 from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected, Zipped, warn_of_proportions
 from millstream.dataset.nodes.node import ENDLESS, Node
-from millstream.dataset.nodes.source_node import HANDED, Source
-from millstream.dataset.stream_steps import Read
+from millstream.dataset.nodes.source_node import HANDED, Source, copied_with
+from millstream.dataset.stream_steps import Read, step_of
 from millstream.loader.threads.options import ReadOptions
 from millstream.samplers.mixtures.components import named_components
 from millstream.samplers.mixtures.mixing import FIRST_EXHAUSTED, Mixing
@@ -554,17 +557,7 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
         num_shards = as_integer(count, "count", minimum=1)
         number = as_integer(index, "index", minimum=0, maximum=num_shards - 1)
         node = node_of(self)
-        if 0 < node.length < num_shards:
-            log_warning(
-                f"{num_shards - node.length} of {num_shards} shards of a dataset of {node.length:,} elements are "
-                "empty. Use fewer shards, or .repeat() it before."
-            )
-        elif node.length != ENDLESS and (longer := node.length % num_shards):
-            log_warning(
-                f"{longer} of {num_shards} shards of a dataset of {node.length:,} elements have one more element than "
-                "the others, so their batches may end at different steps. Cut it before, "
-                f"dataset[:{node.length - longer}], or .repeat() it."
-            )
+        warn_of_uneven_shards(node.length, num_shards)
         num = longest_count(node, lambda one: isinstance(one, Shard))
         return self._with(Shard(node, number, num_shards, derive_seed(nearest_seed(node) or 0, Purpose.SHARD, num)))
 
@@ -623,16 +616,12 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
             [array([ 0, 10]), array([20, 30])]
         """
         given = transformations if isinstance(transformations, Sequence) else [transformations]
-        dataset: MapDataset[Any] = self
-        for operation in map(as_transformation, given):
-            dataset = dataset._applied(operation)
-        return dataset
+        return functools.reduce(MapDataset._applied, map(as_transformation, given), self)
 
     def _applied(self, operation: Transformation) -> "MapDataset[Any]":
         for kind, method in METHODS.items():
             if isinstance(operation, kind):
-                dataset: MapDataset[Any] = getattr(self, method)(operation)
-                return dataset
+                return getattr(self, method)(operation)  # type: ignore[no-any-return]  # of this class
         if isinstance(operation, Batch):
             return self._batched(operation)
         raise TypeError(
@@ -656,8 +645,20 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
 
     def __iter__(self) -> DatasetIterator[T]:
         """Returns an iterator over one epoch, without missing elements."""
-        stream = self.to_iter_dataset()
+        stream = self._stream()
         return stream._begun_by(sys._getframe(1), lambda: iter(stream))  # noqa: SLF001  (as `warnings` does)
+
+    def _stream(self) -> IterDataset[T]:
+        """Returns the stream of an epoch: that of the last pass, unless the program may have changed an object."""
+        if node_of(self).is_of_user:
+            return self.to_iter_dataset()
+        known: IterDataset[T] | None = self._read.stream
+        if known is not None and is_unchanged(step_of(known)):
+            return known
+        # It reads a copy, so that nothing refers to itself: a dataset is freed when it is dropped.
+        stream: IterDataset[T] = copied_with(self, {"_blocks": None}).to_iter_dataset()
+        self._read.stream = stream
+        return stream
 
     @overload
     def __getitem__(self, position: SupportsIndex) -> T: ...

@@ -42,10 +42,14 @@ class Blocks:
     """Reads blocks of a node, and caches located positions for the next blocks.
 
     It is pickled without the cache, so each process locates its own positions.
+
+    Attributes:
+        stream: the stream of the elements that `iter(dataset)` reads; None before the first one.
     """
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self.stream: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Blocks, (self._node,)

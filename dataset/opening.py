@@ -165,7 +165,7 @@ def _handed_down(dataset: Any, options: DatasetOptions) -> Any:
 
 def _handed_to(value: Any, options: DatasetOptions) -> Any:
     if isinstance(value, grain_kinds.MapDataset):
-        return copied_with(value, {HANDED: options.merge(vars(value).get(HANDED))})
+        return copied_with(value, {HANDED: options.merge(vars(value).get(HANDED)), "_blocks": None})
     if isinstance(value, grain_kinds.IterDataset):
         return _handed_to_stream(value, options)
     if type(value) in (list, tuple):

@@ -78,6 +78,11 @@ class Node(Step):
         return self.reorders or any(parent.differs_by_epoch for parent in self.parents)
 
     @functools.cached_property
+    def is_of_user(self) -> bool:
+        """True if it is, or follows, a dataset of a user's own class, any attribute of which may change."""
+        return any(parent.is_of_user for parent in self.parents)
+
+    @functools.cached_property
     def is_mixed(self) -> bool:
         """True if a mixture is among the nodes up to the sources."""
         return any(parent.is_mixed for parent in self.parents)

@@ -138,7 +138,7 @@ class Own(Node):
     # Positions are passed on unchanged, and elements are read one by one.
     looks_ahead = reads_one_by_one = True
     # Its `__getitem__` sees positions continued across epochs.
-    differs_by_epoch = True
+    differs_by_epoch = is_of_user = True
     # The user's code may wait for anything.
     is_in_memory = False
 

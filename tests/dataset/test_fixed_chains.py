@@ -7,6 +7,7 @@ import itertools
 import pickle
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ class Shifted(MapDataset[int]):
 
     def __init__(self, parent: MapDataset[int]) -> None:
         super().__init__(parent)
-        self.shift = 1
+        self.shift, self._hidden = 1, 0
         self.reads = 0
 
     def __len__(self) -> int:
@@ -57,7 +58,9 @@ class Shifted(MapDataset[int]):
 
     def __getitem__(self, position: Any) -> Any:
         self.reads += 1
-        return self.slice(position) if isinstance(position, slice) else self._parent[position] + self.shift
+        return (
+            self.slice(position) if isinstance(position, slice) else self._parent[position] + self.shift + self._hidden
+        )
 
 
 class Chosen:
@@ -182,14 +185,41 @@ def test_a_loader_of_a_chain_is_fixed_when_it_is_built(workers: int) -> None:
 def test_a_second_iterator_describes_nothing() -> None:
     """However large the constants of a chain are, `iter` of a chain reads them once; its states stay the same."""
     asked, same = counted_constant()
-    chain = MapDataset.range(8).shuffle(seed=0).map(same).to_iter_dataset(INLINE).map(same)
-    datasets: Sequence[IterDataset[Any]] = [chain.batch(2), IterDataset.mix([chain, chain.map(str)]).map(str)]
+    positions = MapDataset.range(8).shuffle(seed=0).map(same)
+    chain = positions.to_iter_dataset(INLINE).map(same)
+    datasets: Sequence[Any] = [positions, chain.batch(2), IterDataset.mix([chain, chain.map(str)]).map(str)]
     for dataset in datasets:
         state = iter(dataset).get_state()
         num_asked = len(asked)
         assert num_asked
         assert iter(dataset).get_state() == state
         assert len(asked) == num_asked
+
+
+def test_a_pass_over_positions_sees_what_the_program_has_changed() -> None:
+    """As `dataset[position]` does: in operations, lists, the user's own datasets, and private attributes of these."""
+    parts = Parts()
+    datasets = [MapDataset.source(parts.records).map(parts.below), parts.map_dataset().map(parts.after)]
+    for text, change in CHANGES.items():
+        for dataset in datasets:
+            assert list(dataset) == [dataset[position] for position in range(8)], text
+        change(parts)
+    parts.own._hidden = 1
+    for dataset in datasets:
+        assert list(dataset) == [dataset[position] for position in range(8)]
+
+
+def test_a_dataset_that_was_iterated_is_freed_when_it_is_dropped() -> None:
+    """The stream that it keeps for later passes does not refer to it."""
+    dataset = MapDataset.range(4).map(str)
+    assert list(dataset) == ["0", "1", "2", "3"]
+    found = weakref.ref(dataset)
+    gc.disable()
+    try:
+        del dataset
+        assert found() is None
+    finally:
+        gc.enable()
 
 
 def test_a_stream_that_is_opened_later_is_fixed_then() -> None:
