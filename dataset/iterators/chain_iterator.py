@@ -247,21 +247,27 @@ class ReadIterator(EngineIterator):
 
     def position_after(self, step: int) -> SavedPosition:
         """Returns the position after the first `step` elements if each position of the MapDataset has one."""
-        number, block, whole_blocks = self._blocks
+        values, text = self.values_after(step)
+        position = SavedPosition(values)
+        position.text = text
+        return position
+
+    def values_after(self, step: int) -> tuple[tuple[Any, ...], str]:
+        """Returns the values of `position_after`, and their text, both of which a mixture needs of all its streams."""
+        number, numbered, block, whole_blocks = self._blocks
         if whole_blocks is None or step <= whole_blocks:
-            # The beginning of a block, with its text, as most streams of a mixture have one for each state.
+            # The beginning of a block, as most positions are.
             start = step * block
-            position = SavedPosition((number, step, start))
-            position.text = f"[{number},{step},{start}]"
-            return position
+            return (number, step, start), f"{numbered}{step},{start}]"
         length = self._execution.plan.partition.length or 0
-        return self._saved(step, SavedCursor(length, (0,) * self._num_stages, is_final=True))
+        saved = self._saved(step, SavedCursor(length, (0,) * self._num_stages, is_final=True))
+        return saved, saved.text
 
     @functools.cached_property
-    def _blocks(self) -> tuple[int, int, int | None]:
-        """The number of the fingerprint, the size of a block of the dense plan, and the number of complete ones."""
+    def _blocks(self) -> tuple[int, str, int, int | None]:
+        """The number of the fingerprint, its text, the size of a block of the plan, and the number of complete ones."""
         partition = self._execution.plan.partition
-        return self._number, partition.global_block, partition.whole_blocks
+        return self._number, f"[{self._number},", partition.global_block, partition.whole_blocks
 
     def _saved(self, step: int, cursor: SavedCursor) -> SavedPosition:
         # Most positions are at the beginning of a block.

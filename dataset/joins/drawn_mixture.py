@@ -71,8 +71,10 @@ class MixedIterator(RecoveringIterator[Any]):
         self._due: NDArray[Any] = np.empty(0, np.int64)
         # Named datasets may have other weights from a saved position on.
         self._saved_names = SavedPosition(mixing.names) if is_named else None
-        # The number of elements drawn from each stream at the latest position that was saved, and their positions.
-        self._known_below: tuple[Sequence[int], Sequence[Any]] = [-1] * len(self._parents), [None] * len(self._parents)
+        # At the latest position that was saved: the number of elements drawn from each stream, the values of the
+        # position of each, and their texts.
+        count = len(self._parents)
+        self._known_below: tuple[Sequence[int], list[Any], list[str]] = [-1] * count, [None] * count, [""] * count
 
     def below(self) -> Iterator[tuple[str, Any]]:
         return zip(map(str, self._names or range(len(self._parents))), self._parents, strict=True)
@@ -123,7 +125,8 @@ class MixedIterator(RecoveringIterator[Any]):
         return self._due[row : row + count]
 
     def _state(self) -> SavedPosition:
-        return self._position([position_of(parent) for parent in self._parents], self._step, ended=self._ended)
+        below = SavedPosition([position_of(parent) for parent in self._parents])
+        return self._position(below, self._step, ended=self._ended)
 
     def drawn_at(self, position: int) -> tuple[int, ...]:
         """Returns the number of elements of each stream before a position, if all begin with the mixture."""
@@ -142,17 +145,19 @@ class MixedIterator(RecoveringIterator[Any]):
         All of them have random access.
         """
         # The streams that did not move have the positions that they had.
-        before, known = self._known_below
-        positions = [
-            saved if count == old else parent.position_after(count)
-            for parent, count, old, saved in zip(self._parents, drawn, before, known, strict=True)
-        ]
-        self._known_below = drawn, positions
-        return self._position(positions, position, ended=False)
+        before, positions, texts = self._known_below
+        positions, texts = positions.copy(), texts.copy()
+        for number, (count, old) in enumerate(zip(drawn, before, strict=True)):
+            if count != old:
+                positions[number], texts[number] = self._parents[number].values_after(count)
+        self._known_below = drawn, positions, texts
+        below = SavedPosition(positions)
+        below.text = f"[{','.join(texts)}]"
+        return self._position(below, position, ended=False)
 
-    def _position(self, parents: list[Any], step: int, *, ended: bool) -> SavedPosition:
+    def _position(self, below: SavedPosition, step: int, *, ended: bool) -> SavedPosition:
         weights = saved_weights(self._mixing, step) if self._names is None else None
-        return SavedPosition((_KIND, step, ended, self._saved_names, weights, tuple(parents)))
+        return SavedPosition((_KIND, step, ended, self._saved_names, weights, below))
 
     def _move(self, position: Any) -> None:
         """Moves to a position. With names, unknown streams start at their beginning."""

@@ -103,6 +103,12 @@ _OF_CONSTANTS = (bool, NoneType)
 _quoted = json.encoder.encode_basestring_ascii
 
 
+def _quoted_json(text: str) -> str:
+    """Returns JSON in ASCII as a JSON string. It has no control characters, so that two need an escape."""
+    backslash, quote = "\\", '"'
+    return f'"{text.replace(backslash, 2 * backslash).replace(quote, backslash + quote)}"'
+
+
 def _states_in(items: Iterable[Any]) -> Iterable[Any]:
     return itertools.chain.from_iterable(
         _states_in(item) if type(item) is tuple else item.states
@@ -152,7 +158,7 @@ def sealed_dict(position: SavedPosition, stream: Any, ending: bytes) -> dict[str
     The position begins with its description and its step.
     """
     step, states = position[1], position.states
-    beginning = f'{{"format":"{FORMAT}","kind":"{CHAIN}","position":{_quoted(position.text)}'
+    beginning = f'{{"format":"{FORMAT}","kind":"{CHAIN}","position":{_quoted_json(position.text)}'
     # A user's states can be written as JSON only if they are saved.
     text = f'{beginning},"states":{_canonical(states) if states else "[]"},"step":{step}'
     return {

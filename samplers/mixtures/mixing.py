@@ -81,7 +81,7 @@ class Phase:
     def drawn_at(self, position: int) -> tuple[int, ...]:
         counts = proportions(self._turns).counts(position - self.start)
         if len(counts) == len(self.drawn):
-            return tuple(map(operator.add, self.drawn, counts))
+            return tuple(map(operator.add, self.drawn, counts)) if self.start else tuple(counts)
         drawn = list(self.drawn)
         for component, count in zip(self.having, counts, strict=True):
             drawn[component] += count

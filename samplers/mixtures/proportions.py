@@ -72,9 +72,10 @@ class Table:
         # A mixture that locates positions has the table: its states are counted often.
         rows = vars(self).get("_rows")
         if rows is not None:
-            begun = np.bincount(rows.components[:rest], minlength=len(self._weights)).tolist()
-        else:
-            begun = self._counted(rest)
+            in_last_one = np.bincount(rows.components[:rest], minlength=len(self._weights))
+            counted: list[int] = (periods * rows.weights + in_last_one).tolist()
+            return counted
+        begun = self._counted(rest)
         return [periods * weight + more for weight, more in zip(self._weights, begun, strict=True)]
 
     def position_of(self, component: int, index: int) -> int:
