@@ -16,6 +16,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, final
 
+from millstream.core.lazy_imports import raise_missing
 from millstream.sharding import ShardOptions
 
 __all__ = ["install_as_grain"]
@@ -103,9 +104,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         is_private = fullname.startswith(_PRIVATE) and not top and _PRIVATE_MODULES.issuperset(names)
         if fullname not in _PUBLIC and not is_private:
             if fullname.startswith("grain."):
-                if (remedy := REMEDIES.get(names[-1])) is not None:
-                    # `from grain.experimental import RngPool` passes on any other error than a ModuleNotFoundError.
-                    raise ImportError(f"millstream serves grain, but has no {fullname!r}. {remedy}", name=fullname)
                 raise ModuleNotFoundError(
                     f"millstream serves grain, but has no {fullname!r}. It has {', '.join(_PUBLIC)}.", name=fullname
                 )
@@ -127,7 +125,7 @@ class _Served(ModuleType):
         """Returns millstream's object for a name of this module.
 
         Raises:
-            AttributeError: there is none.
+            AttributeError, ImportError: there is none.
         """
         if name.startswith("__") and name != "__version__":
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
@@ -143,8 +141,8 @@ class _Served(ModuleType):
             # A module of millstream is not a private module of Grain; the import system then searches for that.
             if value is not self and (served is not None or not isinstance(value, ModuleType)):
                 return value
-        remedy = f". {REMEDIES[name]}" if name in REMEDIES else ""
-        raise AttributeError(f"module {self.__name__!r}, served by millstream, has no attribute {name!r}{remedy}")
+        caller = sys._getframe(1)  # noqa: SLF001  (as `warnings` does)
+        return raise_missing(self, name, REMEDIES, caller, ", served by millstream,")
 
     def __dir__(self) -> list[str]:
         served = _PUBLIC.get(self.__name__)

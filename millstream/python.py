@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from millstream import experimental
 from millstream.configuration import config
 from millstream.constants import DATASET_INDEX, EPOCH, INDEX, META_FEATURES, RECORD, RECORD_KEY, SEED
+from millstream.core import lazy_imports
 from millstream.dataset import DatasetIterator, IterDataset, MapDataset
+from millstream.grain_imports import REMEDIES
 from millstream.loader import DataLoader, DataLoaderIterator, MultiprocessingOptions, ReadOptions, load
 from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler, Sampler, SequentialSampler
@@ -63,9 +65,12 @@ def FilterOperation(condition_function: Callable[[Any], object]) -> "Filter[Any]
 
 
 if TYPE_CHECKING:
+    # Orbax and JAX take seconds to import.
     from millstream.checkpoint import CheckpointHandler as PyGrainCheckpointHandler
     from millstream.checkpoint import CheckpointRestore as PyGrainCheckpointRestore
     from millstream.checkpoint import CheckpointSave as PyGrainCheckpointSave
+else:
+    __getattr__, __dir__ = lazy_imports.hooks(__name__, REMEDIES)
 
 PyGrainDatasetIterator = DataLoaderIterator
 BatchOperation = Batch
@@ -116,13 +121,3 @@ __all__ = [
     "experimental",
     "load",
 ]
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        # Orbax and JAX take seconds to import.
-        if name in ("PyGrainCheckpointHandler", "PyGrainCheckpointRestore", "PyGrainCheckpointSave"):
-            from importlib import import_module  # noqa: PLC0415  (lazy: only these names need it)
-
-            return getattr(import_module("millstream.checkpoint"), name.removeprefix("PyGrain"))
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -339,12 +339,12 @@ def checked_record_key(record_key: SupportsIndex, num_records: int) -> int:
         key = operator.index(record_key)
     except TypeError:
         wrong: object = record_key
+        remedy = ""
         if isinstance(wrong, slice):
-            raise TypeError(
-                f"record_key must be an integer, got {wrong}. For a range of the records, write "
-                "millstream.MapDataset.source(source)[start:stop]."
-            ) from None
-        raise
+            remedy = " For a range of the records, write millstream.MapDataset.source(source)[start:stop]."
+        elif isinstance(wrong, list | tuple | np.ndarray):
+            remedy = " Pass one key; source.__getitems__(keys) reads several."
+        raise TypeError(f"record_key must be an integer, got {wrong!r:.80}.{remedy}") from None
     if not 0 <= key < num_records:
         raise IndexError(f"record_key must be between 0 and len(source) - 1 = {num_records - 1}, got {key}.")
     return key

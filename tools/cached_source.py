@@ -126,6 +126,8 @@ class CachedDataSource(RenderedSource, Closing):
     @named_arguments()
     def __init__(self, source_or_dataset: Any, path: str | os.PathLike[str], *, max_bytes: int | None = None) -> None:
         _lmdb()
+        if not isinstance(path, str | bytes | os.PathLike):
+            raise TypeError(f"path must be the folder of the cache, such as 'decoded', got {path!r:.80}.")
         source = opened(source_or_dataset)
         check_source(source, "source_or_dataset")
         check_end(source)

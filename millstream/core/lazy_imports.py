@@ -6,12 +6,13 @@ also in every worker process.
 
 import ast
 import functools
+import opcode
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from types import MappingProxyType
-from typing import Any
+from types import FrameType, MappingProxyType, ModuleType
+from typing import Any, NoReturn
 
 
 def hooks(
@@ -26,10 +27,7 @@ def hooks(
     def get_late_name(name: str) -> object:
         home = late_names(package).get(name)
         if home is None:
-            remedy = f". {remedies[name]}" if name in remedies else ""
-            missing = f"module {package!r} has no attribute {name!r}{remedy}"
-            # Given both, Python's traceback suggests a public name that is spelled alike.
-            raise AttributeError(missing, name=name, obj=sys.modules[package])
+            raise_missing(sys.modules[package], name, remedies, sys._getframe(1))  # noqa: SLF001  (as `warnings` does)
         module, own_name = home
         value = import_module(f"{module}.{own_name}") if module == package else getattr(import_module(module), own_name)
         setattr(sys.modules[package], name, value)
@@ -39,6 +37,22 @@ def hooks(
         return list(sys.modules[package].__all__)
 
     return get_late_name, public_names
+
+
+def raise_missing(
+    module: ModuleType, name: str, remedies: Mapping[str, str], caller: FrameType, note: str = ""
+) -> NoReturn:
+    """Raises the AttributeError for a name that a module does not have, with what to write instead, if it is known.
+
+    In `from module import name`, Python would replace its text. If there is a remedy, it is an ImportError there. The
+    name is looked up by the frame `caller`; the text has `note` after the module.
+    """
+    is_import = caller.f_code.co_code[caller.f_lasti] == opcode.opmap["IMPORT_FROM"]
+    if name in remedies and is_import:
+        raise ImportError(f"cannot import name {name!r} from {module.__name__!r}. {remedies[name]}", name=name)
+    remedy = f". {remedies[name]}" if name in remedies else ""
+    # Given both, Python's traceback suggests a public name that is spelled alike.
+    raise AttributeError(f"module {module.__name__!r}{note} has no attribute {name!r}{remedy}", name=name, obj=module)
 
 
 @functools.cache

@@ -100,6 +100,12 @@ def test_keys_that_no_record_has_are_errors(source: Any) -> None:
             source.__getitems__([0, key, 1])
     with pytest.raises(TypeError, match=r"MapDataset\.source\(source\)\[start:stop\]"):
         source[:10]
+    for several in ([0, 1], (0, 1), np.arange(2)):
+        with pytest.raises(TypeError, match=r"Pass one key; source\.__getitems__\(keys\) reads several"):
+            source[several]
+        if not isinstance(source, millstream.ConcatenatedDataSource) and hasattr(source, "locate"):
+            with pytest.raises(TypeError, match=r"Pass one key"):
+                source.locate(several)
     for wrong in (1.0, "1", None):
         with pytest.raises(TypeError, match="integer"):
             source[wrong]

@@ -285,7 +285,9 @@ def test_what_has_no_fixed_records_is_refused(tmp_path: Path, make: Any, message
 
 
 def test_what_cannot_be_stored_is_an_error(tmp_path: Path) -> None:
-    """A record that cannot be pickled is named, and a folder that others may write to is not used."""
+    """A record that cannot be pickled is named, and a folder that others may write to is not used; nor is a size."""
+    with pytest.raises(TypeError, match=r"path must be the folder of the cache, such as 'decoded', got 5\."):
+        millstream.CachedDataSource([1], 5)  # type: ignore[arg-type]  # a size of max_bytes
     with millstream.CachedDataSource([1, lambda: 2], tmp_path / "cache") as source:
         assert source[0] == 1
         with pytest.raises(TypeError, match="Cannot cache record 1: it cannot be pickled"):
