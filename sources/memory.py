@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, final
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from millstream.core import tree
 from millstream.core.columnar import Allocate, ColumnarRecords, copy_images, find_loss
+from millstream.errors import DataSourceError
 from millstream.sources.base import (
     HeldRecords,
     RecordKeys,
@@ -291,10 +293,18 @@ def _is_columns(records: Any) -> bool:
 
 def _loaded(path: str) -> Any:
     """Returns the arrays of an `.npz` file, or that of an `.npy` file, mapped into memory."""
-    if path.lower().endswith(".npz"):
-        with np.load(path) as arrays:
-            return dict(arrays)
-    return np.load(path, mmap_mode="r") if path.lower().endswith(".npy") else path
+    is_archive, is_array = path.lower().endswith(".npz"), path.lower().endswith(".npy")
+    try:
+        if is_archive:
+            with np.load(path) as arrays:
+                return dict(arrays)
+        return np.load(path, mmap_mode="r") if is_array else path
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        # NumPy takes what it cannot read for pickled objects, and advises to load them.
+        raise DataSourceError(
+            f"Cannot read the arrays of {path!r}: it is damaged, no file of NumPy, or has arrays of Python objects. "
+            "Restore it, or write arrays of numbers or fixed-size strings."
+        ) from error
 
 
 def _sequence_length(records: Any) -> int:

@@ -126,3 +126,27 @@ def test_types_are_shipped() -> None:
     """The marker that tells type checkers to read millstream's annotations is in the package and is installed."""
     assert (ROOT / "millstream" / "py.typed").exists()
     assert "millstream = py.typed" in (ROOT / "setup.cfg").read_text()
+
+
+def test_a_release_names_the_repository_that_builds_it(tmp_path: Path) -> None:
+    """The metadata get the addresses of a repository, and each link of the README leads to a file of it."""
+    program = runpy.run_path(str(ROOT / "docs/programs/name_repository.py"))
+    for name in ("pyproject.toml", "README.md"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    program["main"](tmp_path, "https://github.com/Owner/name/", "v1.2.3")
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]
+    links = re.findall(r"\]\(([^)#][^)]*)\)", (tmp_path / "README.md").read_text())
+
+    assert "urls" not in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["urls"] == {
+        "Source": "https://github.com/Owner/name",
+        "Documentation": "https://owner.github.io/name/",
+        "Changelog": "https://github.com/Owner/name/blob/main/CHANGELOG.md",
+        "Issues": "https://github.com/Owner/name/issues",
+    }
+    kinds = [re.match(r"https://github\.com/Owner/name/(?:blob|raw)/v1\.2\.3/([^#]+)", link) for link in links]
+    assert len(links) > 30
+    assert [
+        link for link, kind in zip(links, kinds, strict=True) if kind is None or not (ROOT / kind[1]).exists()
+    ] == []
+    assert "/raw/v1.2.3/docs/pictures/speed.svg" in " ".join(links)

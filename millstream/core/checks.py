@@ -137,8 +137,8 @@ def _wrong_call(
     import difflib  # noqa: PLC0415  (for this error only)
 
     near = difflib.get_close_matches(name, known, n=1)
-    meant = f"did you mean {near[0]!r}? " if near else ""
-    return f"{called} has no argument {name!r}: {meant}It takes {', '.join(known)}."
+    meant = f": did you mean {near[0]!r}?" if near else "."
+    return f"{called} has no argument {name!r}{meant} It takes {', '.join(known)}."
 
 
 def _not_an_integer(value: object, name: str) -> str:

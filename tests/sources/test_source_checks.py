@@ -170,6 +170,25 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("name", ["x.npz", "x.npy", "objects.npy", "objects.npz"])
+def test_a_file_that_numpy_cannot_read_is_named(name: str, tmp_path: Path) -> None:
+    """A damaged file, or one of pickled objects, is an error with its path, and without advice to unpickle it."""
+    path = tmp_path / name
+    objects = np.array([{}], dtype=object)
+    if name == "objects.npz":
+        np.savez(path, a=objects)
+    elif name == "objects.npy":
+        np.save(path, objects)
+    else:
+        path.write_bytes(b"abc")
+
+    with pytest.raises(
+        millstream.DataSourceError, match=rf"Cannot read the arrays of '.*{name}': it is damaged, "
+    ) as caught:
+        millstream.InMemoryDataSource(str(path))
+    assert "allow_pickle" not in str(caught.value)
+
+
 @pytest.mark.third_party
 @pytest.mark.parametrize("path", PATHS)
 def test_a_path_of_any_format_is_read(path: str, paths: Path, monkeypatch: pytest.MonkeyPatch) -> None:
