@@ -179,15 +179,16 @@ class Execution:
 
     def _pools_of(self, pipeline: Pipeline, reading: ReadOptions) -> "WarmPools[Any]":
         if self._ray_workers is None:
-            from millstream.loader.engine import processes  # noqa: F401, PLC0415
             from millstream.loader.processes.fork_servers import FORK_SERVERS  # noqa: PLC0415  (lazy: slow)
+
+            context, workers = launch_context(), self.workers
+            # It imports while the program builds its model. First, because it takes longest.
+            FORK_SERVERS.prepare(context)
+            from millstream.loader.engine import processes  # noqa: F401, PLC0415
 
             pipelines: dict[Hashable, Pipeline] = {self._name: pipeline}
             if self._shared_workers is not None:
                 pipelines = self._shared_workers.take_pipelines(self._name, pipeline)
-            context, workers = launch_context(), self.workers
-            # It imports while the program builds its model.
-            FORK_SERVERS.prepare(context)
             return _pools_of_processes(pipelines, workers, reading, context, lambda: workers.num_workers)
         from millstream.loader.cluster.actor_pool import ActorPool  # noqa: PLC0415
         from millstream.loader.cluster.options import check_installed  # noqa: PLC0415

@@ -5,7 +5,7 @@ import functools
 import operator
 import zlib
 from collections.abc import Sequence
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias, TypeGuard, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -220,3 +220,11 @@ def _valid_keys(keys: RecordKeys, num_records: int) -> NDArray[np.int64]:
             "IndexSampler(len(keys), keys=keys)."
         )
     return array
+
+
+def can_join(sampler: object) -> TypeGuard[IndexSampler]:
+    """True if the keys of a component are those of an `IndexSampler` without keys of its own."""
+    # A subclass may define other keys.
+    if type(sampler) not in {IndexSampler, SequentialSampler}:
+        return False
+    return isinstance(sampler, IndexSampler) and sampler.keys is None

@@ -22,7 +22,7 @@ import yaml  # type: ignore[import-untyped]  # it comes with mkdocs, without typ
 
 import millstream
 from millstream.loader.threads import waiting
-from millstream.loader.workers import pools
+from millstream.loader.workers import retirement
 from millstream.sources.files import multi_file
 from millstream.sources.remote import object_clients
 from millstream.tools import convert_command
@@ -187,11 +187,11 @@ def test_the_first_pages_have_no_figure_beside_the_table(document: str) -> None:
     ("document", "sentence", "value", "expected"),
     [
         ("guarantees", "waited for 30 s, the log says so", waiting.STALL_WARNING_SECONDS, 30),
-        ("guarantees", "exit after a minute without work", pools.IDLE_SECONDS, 60),
+        ("guarantees", "exit after a minute without work", retirement.IDLE_SECONDS, 60),
         ("coming-from-pytorch", "`stall_timeout`, 600 s by default", default_of("stall_timeout"), 600),
         ("tuning", "up to 16 threads read ahead", millstream.ReadOptions().num_threads, 16),
         ("tuning", "at most 500 records", millstream.ReadOptions().prefetch_buffer_size, 500),
-        ("tuning", "if it begins within a minute", pools.IDLE_SECONDS, 60),
+        ("tuning", "if it begins within a minute", retirement.IDLE_SECONDS, 60),
         ("debugging", "`stall_timeout` seconds, by default ten minutes", default_of("stall_timeout"), 600),
         ("operations", "After `max_errors` of them, by default 1000", default_of("max_errors"), 1000),
         ("deploying", "At most 512 files of a source stay open", multi_file.MAX_OPEN_FILES, 512),

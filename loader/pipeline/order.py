@@ -33,7 +33,7 @@ from millstream.samplers.base import (
     is_mixed_and_packed,
     is_packed,
 )
-from millstream.samplers.mixtures.components import can_join
+from millstream.samplers.index import can_join
 from millstream.transforms import Pack, Transformation
 from millstream.transforms.packing.rows import TOKENS_TOGETHER
 

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Self
 
@@ -167,6 +166,8 @@ class Pipeline:
 
     def with_changes(self, changes: str) -> Self:
         """Returns the pipeline with weights that were set at run time."""
+        import json  # noqa: PLC0415  (lazy: slow to import, in each worker)
+
         sampler: Any = self.sampler
         for position, weights in json.loads(changes):
             sampler = sampler.reweighted(position, weights)

@@ -17,7 +17,6 @@ import errno
 import gc
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -43,6 +42,7 @@ from millstream.loader.processes.process_control import (
 )
 from millstream.loader.processes.process_report import FAILED
 from millstream.loader.processes.worker import work
+from millstream.sources.shared_units import remove_tree
 
 NUM_DESCRIPTORS = 4
 """The number of descriptors that come with a `Fork`."""
@@ -128,7 +128,7 @@ class ForkServer:
                     self._pools.remove(pool)
                     pool.channel.shut_down()
         for folder in self._folders:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
 
     def _wait(self, *, has_parent: bool) -> set[int]:
         """Waits for an event. Returns the descriptors that are ready."""

@@ -28,15 +28,18 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 from millstream.core.signals import SignalSafeLock
-from millstream.loader.processes.channel import Channel, End, Ended, send_now
 from millstream.loader.processes.process_control import kill_session, wait_slices
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import create_arena_file
 from millstream.loader.transport.importable_modules import LaunchContext, current_folder
-from millstream.loader.workers.pools import AnyWorker, Retirement, removed
+from millstream.loader.workers.retirement import Retirement, removed
+
+if TYPE_CHECKING:
+    from millstream.loader.processes.channel import Channel
+    from millstream.loader.workers.pools import AnyWorker
 
 CLOSE_SECONDS = 2.0
 """Upper bound for stopping a pool. Workers get a quarter of it to exit, then the fork server kills them."""
@@ -74,12 +77,16 @@ Garbage collection is off while modules are imported, because nothing is garbage
 """
 
 _CHAINS = ("millstream.dataset.map_dataset", "millstream.dataset.iter_dataset")
-"""Modules that a fork server imports if the trainer has: each worker that runs a chain would, in up to 0.1 s."""
+_FORMATS = "millstream.sources.formats."
+"""Modules that a fork server imports if the trainer has: each worker that needs them would, in up to 0.1 s.
+
+The libraries of formats are not among them. Some start threads, which a fork would lack.
+"""
 
 
 def _write_launch_context(context: LaunchContext) -> int:
     """Returns the descriptor of an anonymous file for `_START`. A long import path may not fit on a command line."""
-    modules = [name for name in _CHAINS if name in sys.modules]
+    modules = [name for name in list(sys.modules) if name in _CHAINS or name.startswith(_FORMATS)]
     content = marshal.dumps((list(context.path), list(context.arguments), modules))
     descriptor = create_arena_file(len(content))
     os.pwrite(descriptor, content, 0)
@@ -174,11 +181,13 @@ class ForkServerProcess:
         self.retirement: Retirement | None = None
         self._control = control
 
-    def connect(self) -> Channel | None:
+    def connect(self) -> "Channel | None":
         """Returns the channel of a new pool, or None if the fork server has ended or does not answer.
 
         Thread-safe: a single system call sends the other end of the channel to the fork server.
         """
+        from millstream.loader.processes.channel import Channel, send_now  # noqa: PLC0415  (lazy: slow to import)
+
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as on_failure:
             on_failure.callback(ours.close)
@@ -226,7 +235,7 @@ class Connection:
         is_closed: True once the workers have ended.
     """
 
-    def __init__(self, server: ForkServerProcess, workers: Sequence[AnyWorker]) -> None:
+    def __init__(self, server: ForkServerProcess, workers: "Sequence[AnyWorker]") -> None:
         self.server = server
         self.workers = workers
         self.channel: Channel | None = None
@@ -247,7 +256,9 @@ class Connection:
                 self.is_closed = True
         FORK_SERVERS.release(self)
 
-    def _have_ended(self, channel: Channel, interrupted: Sequence[bool]) -> bool:
+    def _have_ended(self, channel: "Channel", interrupted: Sequence[bool]) -> bool:
+        from millstream.loader.processes.channel import End, Ended  # noqa: PLC0415  (lazy, as above)
+
         channel.send(End())
         for seconds in wait_slices(CLOSE_SECONDS / 2):
             if interrupted or not channel.is_open:
@@ -291,7 +302,7 @@ class ForkServers:
 
         in_fresh_thread(start)
 
-    def connect(self, launch: Launch, workers: Sequence[AnyWorker], *, shared: bool = True) -> Connection:
+    def connect(self, launch: Launch, workers: "Sequence[AnyWorker]", *, shared: bool = True) -> Connection:
         """Returns a connection to a fork server: a running one, or a new one, which no other pool uses if not `shared`.
 
         Called in fresh threads.
@@ -338,7 +349,7 @@ class ForkServers:
         return [server for server in self._shared if server.owner == os.getpid()]
 
     def _joined(
-        self, server: ForkServerProcess, workers: Sequence[AnyWorker], *, is_new: bool = False
+        self, server: ForkServerProcess, workers: "Sequence[AnyWorker]", *, is_new: bool = False
     ) -> Connection | None:
         """Returns a connection to a fork server, or None if it has ended."""
         connection = Connection(server, workers)

@@ -21,7 +21,6 @@ import math
 import os
 import queue
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -356,6 +355,8 @@ def _seen_in_frames(thread: int) -> tuple[str | None, str | None]:
 
 def _dumped_stack(thread: int) -> str:
     """Returns the stack of a thread that runs, as the interpreter dumps it without touching frames."""
+    import tempfile  # noqa: PLC0415  (lazy: slow to import, and only hangs need it)
+
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

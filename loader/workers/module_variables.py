@@ -20,7 +20,6 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from pathlib import Path
 from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, TypeAlias, final
 
@@ -50,8 +49,14 @@ _BY_TEXT = frozenset({"getattr", "attrgetter", "vars", "globals", "__dict__"})
 _BUILDERS = ("__init__", "__new__", "__post_init__")
 """The methods whose assignments begin an object, and are no caches that a call fills."""
 
-_SCALARS = (type(None), bool, int, float, complex, str, bytes, range, slice, type(Path()))
+_SCALARS = (type(None), bool, int, float, complex, str, bytes, range, slice)
 _CONTAINERS = (list, tuple, set, frozenset, dict, collections.deque, collections.OrderedDict, collections.Counter)
+
+
+def _scalars() -> tuple[type, ...]:
+    """Returns the types of values that hold no others. If there are paths, their module has been imported."""
+    pathlib: Any = sys.modules.get("pathlib")
+    return _SCALARS if pathlib is None else (*_SCALARS, type(pathlib.Path()))
 
 
 def variables_read(objects: Iterable[object], is_library: Callable[[str], bool]) -> Variables:
@@ -102,7 +107,7 @@ class _Search:
         self._waiting: list[Any] = []
 
     def add(self, value: Any) -> None:
-        if not issubclass(type(value), _SCALARS) and id(value) not in self._seen and len(self._seen) < MAX_OBJECTS:
+        if not issubclass(type(value), _scalars()) and id(value) not in self._seen and len(self._seen) < MAX_OBJECTS:
             self._seen.add(id(value))
             self._waiting.append(value)
 
@@ -235,7 +240,7 @@ _OF_C = (GetSetDescriptorType, MemberDescriptorType)
 def is_plain(value: Any, depth: int = 4) -> bool:
     """Returns True for numbers, text, paths, None, and small containers of them: they mean the same in any process."""
     kind = type(value)
-    if kind in _SCALARS or issubclass(kind, np.generic):
+    if kind in _scalars() or issubclass(kind, np.generic):
         return True
     if issubclass(kind, enum.Enum):
         return _is_importable(kind)
@@ -257,7 +262,9 @@ def _variables_of_identity(path: str | None) -> frozenset[str]:
     """Returns the variables that a module computes from the identity of its process when it is imported."""
     found = set(IDENTITY)
     with contextlib.suppress(OSError, SyntaxError, ValueError, TypeError):
-        for statement in _statements(ast.parse(Path(str(path)).read_bytes()).body):
+        with open(str(path), "rb") as file:  # noqa: PTH123  (not pathlib, which takes long to import)
+            content = file.read()
+        for statement in _statements(ast.parse(content).body):
             names = {
                 node.id if isinstance(node, ast.Name) else node.attr
                 for node in ast.walk(statement)

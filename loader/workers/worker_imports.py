@@ -10,8 +10,6 @@ Guarantees:
 """
 
 import functools
-import hashlib
-import importlib.abc
 import importlib.machinery
 import inspect
 import os
@@ -21,6 +19,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple, final
+
+from millstream.sources.digests import digest
 
 CHANGED = b""
 """The digest of a file that is no longer what the trainer has imported."""
@@ -86,7 +86,7 @@ def _is_source_of_user(origin: object) -> bool:
 
 
 def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=16).digest()
+    return digest(16, content)
 
 
 def _process_start() -> float:
@@ -135,7 +135,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 @final
-class WorkerImports(importlib.abc.MetaPathFinder):
+class WorkerImports:
     """The first finder of a worker: it compares code, and calls functions after the modules that they wait for.
 
     Args:
@@ -188,10 +188,10 @@ class WorkerImports(importlib.abc.MetaPathFinder):
 
     def _compare(self, name: str, origin: str) -> None:
         with open(origin, "rb") as file:  # noqa: PTH123  (as above)
-            digest = _digest(file.read())
+            found = _digest(file.read())
         if name not in self._code:
-            self._report(name, digest)
-        elif self._code[name] != digest:
+            self._report(name, found)
+        elif self._code[name] != found:
             raise changed(name, origin)
 
     def _call_after(self, name: str, spec: importlib.machinery.ModuleSpec) -> None:

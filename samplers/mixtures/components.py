@@ -5,7 +5,7 @@ import operator
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeGuard, final
+from typing import Any, NoReturn, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from millstream.samplers.base import (
     largest_key,
     vectorised,
 )
-from millstream.samplers.index import IndexSampler, SequentialSampler
+from millstream.samplers.index import can_join
 from millstream.samplers.mixtures.mixing import Phase
 from millstream.samplers.order import by_number
 from millstream.samplers.permutation import permute
@@ -263,14 +263,6 @@ class ComponentOrders:
                 error.add_note(f"millstream: in component {self._names[component]!r} of the mixture.")
                 raise
             yield component, rows, answer
-
-
-def can_join(sampler: object) -> TypeGuard[IndexSampler]:
-    """True if the keys of a component are those of an `IndexSampler` without keys of its own."""
-    # A subclass may define other keys.
-    if type(sampler) not in {IndexSampler, SequentialSampler}:
-        return False
-    return isinstance(sampler, IndexSampler) and sampler.keys is None
 
 
 def _records(sampler: Any, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

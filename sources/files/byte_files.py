@@ -33,8 +33,8 @@ _MAX_PLACEHOLDER_BYTES = 1024
 """Limit of the size of a placeholder. Git LFS has no larger ones."""
 
 _PLACEHOLDERS = {
-    "Git LFS pointer": (re.compile(rb"version https?://\S+\s+(ext-.*\s+)*oid \w+:[0-9a-f]{32}"), "git lfs pull"),
-    "git-annex pointer": (re.compile(rb"[/\\]annex[/\\]objects[/\\][^/\\\n]+\n?\Z"), "git annex get"),
+    "Git LFS pointer": (rb"version https?://\S+\s+(ext-.*\s+)*oid \w+:[0-9a-f]{32}", "git lfs pull"),
+    "git-annex pointer": (rb"[/\\]annex[/\\]objects[/\\][^/\\\n]+\n?\Z", "git annex get"),
 }
 """The content of the files that stand in for large ones in a clone, and the command that fetches these."""
 
@@ -94,7 +94,7 @@ def refuse_placeholder(path: str, content: bytes) -> None:
     if len(content) > _MAX_PLACEHOLDER_BYTES:
         return
     for name, (pattern, command) in _PLACEHOLDERS.items():
-        if pattern.match(content):
+        if re.match(pattern, content):
             raise DataSourceError(
                 f"{path!r} is a {name}, which names the data instead of holding it. Run `{command}` in its repository."
             )

@@ -292,8 +292,8 @@ def reading_error(error: OSError, path: str, position: int, key: int) -> DataSou
 
 def sampled_rows(count: int) -> list[int]:
     """Returns the numbers of the files, of `count`, whose content is in a digest."""
-    rows: list[int] = np.unique(np.linspace(0, count - 1, _MARKED_FILES, dtype=np.int64)).tolist()
-    return rows
+    # Not np.unique, which imports np.ma, in 6 ms.
+    return sorted(set(np.linspace(0, count - 1, _MARKED_FILES, dtype=np.int64).tolist()))
 
 
 def marks_of_paths(paths: Sequence[str]) -> dict[str, str]:

@@ -13,7 +13,6 @@ import operator
 import os
 import re
 import stat
-import urllib.parse
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, final, runtime_checkable
 
@@ -267,6 +266,8 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 def values_in_folders(path: str) -> dict[str, str | None]:
     """Returns the values that the folders of a path have in their names, such as `year=2024`."""
+    import urllib.parse  # noqa: PLC0415  (lazy: slow to import, in each worker)
+
     folders = (without_query(path) if is_url(path) else path).split("/")[:-1]
     pairs = [folder.split("=", 1) for folder in folders if "=" in folder[1:]]
     return {name: None if value == _NULL else urllib.parse.unquote(value) for name, value in pairs}

@@ -15,8 +15,6 @@ Guarantees:
 
 import functools
 import os
-import urllib.parse
-from pathlib import Path
 from typing import Any
 
 from millstream.errors import DataSourceError
@@ -69,8 +67,8 @@ def gcs_options() -> dict[str, Any]:
     if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
         return {"base_url": emulator if "://" in emulator else f"http://{emulator}", "skip_signature": True}
     given = {"GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"}
-    default = Path("~/.config/gcloud/application_default_credentials.json").expanduser()
-    has_credentials = given & os.environ.keys() or "GOOGLE_SERVICE_ACCOUNT_KEY" in os.environ or default.exists()
+    default = os.path.expanduser("~/.config/gcloud/application_default_credentials.json")  # noqa: PTH111  (pathlib is slow)
+    has_credentials = given & os.environ.keys() or "GOOGLE_SERVICE_ACCOUNT_KEY" in os.environ or os.path.exists(default)  # noqa: PTH110
     return {} if has_credentials or _runs_on("Google") else {"skip_signature": True}
 
 
@@ -82,8 +80,8 @@ def azure_options() -> dict[str, Any]:
 def _profile() -> dict[str, Any]:
     """Returns the credentials and the region of the AWS profile `$AWS_PROFILE`, or else of the default one."""
     name = os.environ.get("AWS_PROFILE")
-    files = (Path(os.environ.get(variable, path)).expanduser() for variable, path in _PROFILES.items())
-    if name is None and not any(file.exists() for file in files):
+    files = (os.path.expanduser(os.environ.get(variable, path)) for variable, path in _PROFILES.items())  # noqa: PTH111
+    if name is None and not any(map(os.path.exists, files)):
         return {}
     try:
         import botocore.exceptions  # noqa: PLC0415  (lazy: it takes long to import)
@@ -109,8 +107,9 @@ def _runs_on(vendor: str) -> bool:
     """Returns True if this machine belongs to a cloud, and so has instance metadata."""
     for name in ("sys_vendor", "product_name", "bios_vendor"):
         try:
-            if vendor in Path("/sys/devices/virtual/dmi/id", name).read_text(encoding="utf-8"):
-                return True
+            with open(f"/sys/devices/virtual/dmi/id/{name}", encoding="utf-8") as file:  # noqa: PTH123
+                if vendor in file.read():
+                    return True
         except OSError:
             continue
     return False
@@ -138,12 +137,16 @@ _ALIASES = {"~parquet": "refs/convert/parquet", "~duckdb": "refs/convert/duckdb"
 
 def dataset_of(root: str) -> tuple[str, str]:
     """Returns the name, `ORG/NAME`, and the revision of the dataset at the root of a URL."""
+    import urllib.parse  # noqa: PLC0415  (lazy: it takes long to import)
+
     name, _, revision = root.removeprefix("datasets/").partition("@")
     return name, _ALIASES.get(revision, urllib.parse.unquote(revision)) or "main"
 
 
 def address_of(root: str) -> tuple[str, dict[str, str]]:
     """Returns the address of a dataset's files, and the headers that a request needs."""
+    import urllib.parse  # noqa: PLC0415  (lazy, as above)
+
     hub = hub_library()
     (name, revision), token = dataset_of(root), hub.get_token()
     headers = {"Authorization": f"Bearer {token}"} if token else {}

@@ -21,7 +21,7 @@ from millstream.loader.processes.fork_servers import FORK_SERVERS, ForkServers, 
 from millstream.loader.processes.pool import Pool
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.importable_modules import launch_context
-from millstream.loader.workers import pools
+from millstream.loader.workers import retirement
 from support.faults import user_faults
 from support.faults.interrupted import before_instructions, interrupt_at
 from support.faults.memory_limits import limited
@@ -163,7 +163,7 @@ print(FORK_SERVERS.idle[0].process.pid)
         assert (done.returncode, done.stderr) == (0, "")
         assert has_ended(int(done.stdout), iter([]))
         return
-    monkeypatch.setattr(pools, "IDLE_SECONDS", 0.5 if end == "time" else WAIT_SECONDS)
+    monkeypatch.setattr(retirement, "IDLE_SECONDS", 0.5 if end == "time" else WAIT_SECONDS)
     loader = loader_of()
     (server,) = FORK_SERVERS.idle
     if end == "time" and server.retirement is not None:
@@ -312,3 +312,24 @@ asked = [lambda _: [name in sys.modules for name in names]]
 print(*next(iter(millstream.load([0], transformations=asked, worker_count=1, num_epochs=1))))
 """
     assert python("-c", code).stdout.split() == [str(has_chains)] * 2
+
+
+def test_a_fork_server_imports_what_workers_need_and_no_more() -> None:
+    """The first batch waits for these imports: parts of the standard library that take milliseconds are not among them.
+
+    Of the formats, it has those that the program has, so that no worker imports them; and none of their libraries, some
+    of which start threads.
+    """
+    code = """
+import sys
+import millstream
+millstream.JsonLinesDataSource
+asked = [lambda _: sorted(sys.modules)]
+print(*next(iter(millstream.load([0], transformations=asked, worker_count=1, num_epochs=1))))
+"""
+    found = set(python("-c", code).stdout.split())
+
+    slow = {"fractions", "hashlib", "importlib.abc", "pathlib", "shutil", "tempfile", "subprocess", "orjson", "pyarrow"}
+    assert found & slow == set()
+    formats = {name for name in found if name.startswith("millstream.sources.formats.")}
+    assert formats == {"millstream.sources.formats.lines"}

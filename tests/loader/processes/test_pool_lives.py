@@ -25,7 +25,7 @@ from millstream.loader.processes import fork_server, pool
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.process_report import create_crash_log
 from millstream.loader.transport.pipeline_file import write_chunks
-from millstream.loader.workers import pools
+from millstream.loader.workers import retirement
 from millstream.loader.workers.pools import AnyWorker
 from support.faults import user_faults
 from support.faults.interrupted import interrupt_at
@@ -129,7 +129,7 @@ def test_a_loop_that_is_left_leaves_its_workers_warm() -> None:
 
 def test_idle_workers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that no iterator has used for a while end, and so do their arenas; new ones start silently."""
-    monkeypatch.setattr(pools, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(retirement, "IDLE_SECONDS", 0.05)
     loader = loader_of()
     for _ in range(2):
         iterator = iter(loader)
