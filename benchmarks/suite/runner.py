@@ -34,6 +34,13 @@ ENVIRONMENT = {
 }
 """For all contenders alike: no accelerators, little talk, and no threads of the tokenizer beside the loader's."""
 
+
+def environment() -> dict[str, str]:
+    """Returns the environment of a process that measures. It may keep compiled modules, as installed packages have."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, **ENVIRONMENT}
+
+
 MEASURE = Path(__file__).parents[1] / "measure.py"
 LIMIT_SECONDS = 120.0
 """After this long without an answer a contender is stopped, and reported as stopped."""
@@ -176,7 +183,7 @@ def _process(order: Order) -> Iterator[_Process]:
             stderr=errors,
             text=True,
             start_new_session=True,
-            env={**os.environ, **ENVIRONMENT},
+            env=environment(),
         ) as process,
     ):
         started = _Process(process, errors)
