@@ -371,14 +371,16 @@ class DeviceIterator(Inspectable, ResumableIterator):
         self._go(functools.partial(self._iterator.seek, step))
 
     def skip(self, count: int) -> None:
-        """Moves on by `count` batches that are not trained on, as `DataLoaderIterator.skip`. `step` stays.
+        """Moves on by `count` batches that are not trained on, as the iterator's own `skip`.
+
+        `step` stays, except for a chain, of which it counts them.
 
         Args:
             count: the number of batches, from 0 on.
 
         Raises:
-            IndexError, ValueError: as `DataLoaderIterator.skip`.
-            TypeError: the batches are those of a chain.
+            IndexError, TypeError, ValueError: as `DataLoaderIterator.skip`.
+            NotImplementedError: the batches are those of a chain that is read in order.
         """
         self._go_on("skip", count)
 

@@ -1,10 +1,12 @@
 """The iterator of an IterDataset: a position in a stream that can be queried, saved and restored."""
 
+import contextlib
 import copy
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, final
 
+from millstream.core.checks import as_integer
 from millstream.core.closing import Closing
 from millstream.core.signals import interrupts
 from millstream.dataset.arguments import only_parent
@@ -162,6 +164,26 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
         raise NotImplementedError(
             f"A {type(self).__name__} cannot seek step {step}: it draws from a stream, which is read in order. Draw "
             "the elements before, or use set_state with a state that was taken there."
+        )
+
+    def skip(self, count: int) -> None:
+        """Moves on by `count` elements that are not trained on, as `seek(step + count)` does: `step` counts them.
+
+        Args:
+            count: the number of elements, from 0 on.
+
+        Raises:
+            NotImplementedError, IndexError: as `seek`.
+            ValueError: the iterator is closed, or count is negative.
+        """
+        number, step = as_integer(count, "count", minimum=0), getattr(self, "step", None)
+        with contextlib.suppress(NotImplementedError):
+            if step is not None:
+                self.seek(step + number)
+                return
+        raise NotImplementedError(
+            f"A {self._class_name} cannot skip {number} elements: it draws from a stream, which is read in order. "
+            f"Write dataset.skip({number}) for those at the beginning, or draw them."
         )
 
     @property

@@ -113,7 +113,10 @@ def taken(iterator: Any) -> list[Any]:
 
 @each_kind
 def test_positions_agree_however_they_are_saved(name: str, tmp_path: Path) -> None:
-    """Steps count what was delivered. States, state_dicts, Orbax and seek lead to the same elements and step."""
+    """Steps count what was delivered. States, state_dicts, Orbax and seek lead to the same elements and step.
+
+    `skip` moves on, and is counted by all iterators but those of loaders.
+    """
     kind = ALL_KINDS[name]
     with kind.begin() as iterator, kind.begin() as other:
         iterator.start_prefetch()
@@ -144,6 +147,15 @@ def test_positions_agree_however_they_are_saved(name: str, tmp_path: Path) -> No
         if not kind.seeks:
             with pytest.raises(NotImplementedError, match=r"cannot seek step 2: .* or use set_state"):
                 other.seek(2)
+            with pytest.raises(NotImplementedError, match=r"cannot skip 2 elements: .* Write dataset\.skip\(2\)"):
+                other.skip(2)
+        else:
+            other.seek(1)
+            other.skip(2)
+            assert other.step == (1 if isinstance(state, bytes) else 3)
+            assert taken(other) == rest[1:]
+            with pytest.raises(IndexError):
+                other.skip(COUNT)
         if not kind.has_len:
             with pytest.raises(TypeError, match=r"len|number of batches left"):
                 len(other)
