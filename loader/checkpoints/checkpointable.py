@@ -17,6 +17,7 @@ from millstream.core.closing import Closing
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.state import LoaderState
 from millstream.sharding import jax_process
+from millstream.sources.remote.urls import is_url
 
 ResultT = TypeVar("ResultT")
 
@@ -248,8 +249,8 @@ def _read_all(folder: Any, expected: str) -> dict[str, bytes]:
                 f"{folder} holds no loader state: neither {expected} nor another process_*-of-*.json. Pass the folder "
                 "of the item."
             )
-        # If every host saves to its own disk, a process finds only its own state.
-        if names != [expected]:
+        # If every host saves to its own disk, a process finds only its own state; in a bucket, it would be incomplete.
+        if names != [expected] or is_url(str(folder)):
             _check_complete(folder, names)
         with ThreadPoolExecutor(READS_AT_ONCE, "millstream-states") as readers:
             contents = readers.map(lambda name: (folder / name).read_bytes(), names)

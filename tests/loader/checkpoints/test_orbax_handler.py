@@ -16,7 +16,7 @@ from millstream.checkpoint import CheckpointHandler, CheckpointRestore, Checkpoi
 from millstream.dataset import MapDataset
 from millstream.errors import CheckpointError
 from millstream.loader import DataLoader, DataLoaderIterator, ReadOptions
-from millstream.loader.checkpoints.checkpointable import read_states, write_state
+from millstream.loader.checkpoints.checkpointable import _read_all, read_states, write_state
 from millstream.samplers import IndexSampler
 from millstream.sources import DataSource
 from millstream.transforms import Batch, Transformation
@@ -267,6 +267,35 @@ def test_files_that_are_no_states_do_not_matter(tmp_path: Path) -> None:
         (tmp_path / "process_0-of-1.json").unlink()
         with pytest.raises(CheckpointError, match=r"process_1-of-999999999\.json is missing"):
             read_states(tmp_path)
+
+
+class Bucket:
+    """A folder in a bucket, as Orbax passes one, whose files lie in a local folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __str__(self) -> str:
+        return "gs://bucket/5/loader"
+
+    def glob(self, pattern: str) -> Iterator[Path]:
+        return self.folder.glob(pattern)
+
+    def __truediv__(self, name: str) -> Path:
+        return self.folder / name
+
+
+def test_a_process_that_finds_only_its_own_state_refuses_it_in_a_bucket(tmp_path: Path) -> None:
+    """All processes read the same bucket, so those whose state is there fail like the one whose state is lost.
+
+    On a local disk, each may have its own.
+    """
+    own = "process_0-of-2.json"
+    (tmp_path / own).write_bytes(b"{}")
+    assert _read_all(tmp_path, own) == {own: b"{}"}
+    for expected in (own, "process_1-of-2.json"):
+        with pytest.raises(CheckpointError, match=r"process_1-of-2\.json is missing"):
+            _read_all(Bucket(tmp_path), expected)
 
 
 def test_differences_can_be_allowed(tmp_path: Path) -> None:
