@@ -16,7 +16,6 @@ from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import ALONE, FixedChain, Running, Shared
-from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.nodes.source_node import HANDED, copied_with
 from millstream.dataset.options import DatasetOptions
 from millstream.dataset.stream_steps import (
@@ -31,10 +30,6 @@ from millstream.dataset.stream_steps import (
     without_threads,
 )
 from millstream.loader.checkpoints.fingerprint import slots_of
-from millstream.loader.iterator import DataLoaderIterator
-from millstream.loader.measuring import FED_CHAIN
-from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.sharding import NoSharding
 
 _BEGIN = "_begin"
 """The attribute of a step with the function that begins its iterators, made for the first one. It is not pickled."""
@@ -52,7 +47,7 @@ def opened(step: StreamStep, shared: Shared = ALONE) -> DatasetIterator[Any]:
     chain = Chain.of(step)
     fixed = fixed_chain(step, chain)
     running = Running(
-        chain.workers if shared.shared_workers is None else NO_WORKERS,
+        chain.workers if shared.crew is None else NO_WORKERS,
         chain.reading or NO_THREADS,
         warm,
         shared.options.filter_limits,
@@ -107,20 +102,16 @@ def _drawn_by_workers(join: Join, chain: Chain, running: Running) -> tuple[Recov
     """Returns an iterator of a join, the chains below which run in one set of worker processes.
 
     Returns:
-        The iterator, and the execution of the operations after it. If some of them run in the workers, its iterator
-        dispatches the calls of all; otherwise one without elements does.
+        The iterator, and the execution of the operations after it, some of which may run in the same workers.
     """
-    from millstream.loader.engine.joins import SharedWorkers  # noqa: PLC0415  (lazy: for workers)
+    from millstream.loader.engine.crew import Crew  # noqa: PLC0415  (lazy: for workers)
 
-    shared = Shared(shared_workers=(shared_workers := SharedWorkers()), options=running.shared.options)
-    sharing, stream = dataclasses.replace(running, shared=shared), drawn(join, shared)
+    shared = Shared(crew=(crew := Crew()), options=running.shared.options)
+    stream = drawn(join, shared)
     if len(chain.operations) > chain.num_local:
-        return stream, sharing
-    nothing = InOrder(0, None)
-    execution = sharing.execution("leader", Pipeline([], nothing, nothing, (), NoSharding()), FED_CHAIN)
-    leader = DataLoaderIterator.of(execution)
-    shared_workers.start_on_demand(leader.start_prefetch)
-    stream.led_by(leader)
+        return stream, dataclasses.replace(running, shared=shared)
+    stream.run_by(crew, running.workers, running.reading)
+    running.staff(crew, stream.profiler)
     return stream, running
 
 

@@ -24,8 +24,7 @@ from millstream.loader.views import Insight, Measured, serve_if_requested
 
 if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
-    from millstream.loader.engine.joins import SharedWorkers
-    from millstream.loader.engine.workers import Workers
+    from millstream.loader.engine.crew import Crew, TakeWorkers, WorkerSlots
     from millstream.loader.scheduling.feed import Feed
     from millstream.loader.threads.shared_threads import SharedThreads
     from millstream.loader.workers.pools import WarmPools
@@ -42,8 +41,8 @@ class Execution:
         instrument: wraps each function that does part of the work, given its name; None for the profiler's.
         ray_workers: the actors to use instead of processes, if any.
         frontend: the API with which the pipeline was built, for advice.
-        shared_workers: the workers that this pipeline shares with others, which it draws from or which draw from it.
-        name: the name of this pipeline among those of the shared workers.
+        crew: the workers that this pipeline shares with others, which it draws from or which draw from it.
+        name: the name of this pipeline among those of the crew.
         threads: the threads of this process if they are shared with other pipelines; None for its own.
         local_reading: the threads that run local operations in advance; None to run them on demand.
         parent: the execution that this one is an epoch of, whose workers it uses; None for its own.
@@ -65,7 +64,7 @@ class Execution:
         instrument: Instrument | None = None,
         ray_workers: "RayWorkers | None" = None,
         frontend: Frontend = LOADER,
-        shared_workers: "SharedWorkers | None" = None,
+        crew: "Crew | None" = None,
         name: Hashable = None,
         threads: "SharedThreads | None" = None,
         local_reading: ReadOptions | None = None,
@@ -81,17 +80,17 @@ class Execution:
         self.reading = reading
         self.stall_timeout = workers.stall_timeout
         self._feed = feed
-        self._shared_workers = shared_workers
+        self._crew = crew
         self._threads = threads
         self._local_reading = local_reading
         self._name = name
-        if shared_workers is not None and not workers.num_workers:
-            shared_workers.register(name, pipeline)
+        if crew is not None and not workers.num_workers:
+            crew.register(name, pipeline)
         # Modules are imported now: a trainer that changes its folder later must not import files from there.
         self._pools: WarmPools[Any] | None = None
         self._parent = parent
         if parent is None and workers.num_workers:
-            self._pools = self._pools_of(pipeline, reading)
+            self._pools = self._pools_of(pipeline)
         self.profiler = profiler or Profiler(pipeline.labels)
         if pipeline.measures_costs:
             self.profiler.measure_costs()
@@ -99,7 +98,7 @@ class Execution:
         self.plan = Plan(pipeline, self._instrument) if compiled is None else compiled.measured_by(self._instrument)
         cores = None if ray_workers is None else ray_workers.num_cores
         self.choice: WorkerChoice | None = None if parent is None else parent.choice
-        if parent is None and workers.chooses_workers and shared_workers is None:
+        if parent is None and workers.chooses_workers and crew is None:
             self.choice = self._first_choice()
             # Workers are to compute the bytes that this process would.
             self._launch_context = launch_context(limits_threads=False)
@@ -177,19 +176,11 @@ class Execution:
         if self._pools is not None:
             self._pools.close()
 
-    def _pools_of(self, pipeline: Pipeline, reading: ReadOptions) -> "WarmPools[Any]":
+    def _pools_of(self, pipeline: Pipeline) -> "WarmPools[Any]":
+        reading = self.reading
         if self._ray_workers is None:
-            from millstream.loader.processes.fork_servers import FORK_SERVERS  # noqa: PLC0415  (lazy: slow)
-
-            context, workers = launch_context(), self.workers
-            # It imports while the program builds its model. First, because it takes longest.
-            FORK_SERVERS.prepare(context)
-            from millstream.loader.engine import processes  # noqa: F401, PLC0415
-
-            pipelines: dict[Hashable, Pipeline] = {self._name: pipeline}
-            if self._shared_workers is not None:
-                pipelines = self._shared_workers.take_pipelines(self._name, pipeline)
-            return _pools_of_processes(pipelines, workers, reading, context, lambda: workers.num_workers)
+            below = {} if self._crew is None else self._crew.take_pipelines()
+            return pools_of_processes({self._name: pipeline, **below}, self.workers, reading)
         from millstream.loader.cluster.actor_pool import ActorPool  # noqa: PLC0415
         from millstream.loader.cluster.options import check_installed  # noqa: PLC0415
         from millstream.loader.workers.pools import WarmPools  # noqa: PLC0415
@@ -205,9 +196,7 @@ class Execution:
 
     def make_engine(self, position: Position) -> Engine:
         if self._feed is not None:
-            # The iterators that the feed draws from may have begun work that an earlier leader was to run.
-            leads_again = self.pools is not None and self._shared_workers is not None and self._shared_workers.has_led
-            self._feed.go_to(position[0].block, afresh=leads_again)
+            self._feed.go_to(position[0].block)
         options: dict[str, Any] = {"stall_timeout": self.stall_timeout, "local_reading": self._local_reading}
         if self.choice is not None and not self.choice.is_final:
             from millstream.loader.engine.auto import AutoEngine  # noqa: PLC0415  (lazy: slow to import)
@@ -215,39 +204,46 @@ class Execution:
             options |= {"budget_of": self._budget_here, "choice": self.choice, "profiler": self.profiler}
             start = functools.partial(self._chosen_workers, self.choice)
             return AutoEngine(self.plan, position, start_workers=start, **options)
-        engine = Engine(self.plan, position, self._feed, self._budget_of, **options)
-        if self._shared_workers is not None and self.workers.num_workers:
-            self._shared_workers.lead(engine)
-        return engine
+        requests = self._crew.requests if self._crew is not None and self.workers.num_workers else None
+        return Engine(self.plan, position, self._feed, self._budget_of, requests=requests, **options)
 
     @property
     def _budget_of(self) -> Callable[[Engine], Budget]:
         """The function that creates the budget of an engine."""
         if (pools := self.pools) is not None and self.workers.num_workers:
-            from millstream.loader.engine.workers import WorkerSlots  # noqa: PLC0415  (lazy: slow to import)
+            return self._slots_of(pools, self.workers)
+        if self._crew is not None:
+            from millstream.loader.engine.crew import Joined  # noqa: PLC0415  (lazy: for workers)
 
-            return functools.partial(WorkerSlots, take=self._take_workers(pools, self.workers))
-        if (shared := self._shared_workers) is not None:
-            from millstream.loader.engine.joins import Joined  # noqa: PLC0415  (lazy: for workers)
-
-            return functools.partial(Joined, shared=shared, name=self._name, profiler=self.profiler)
+            return functools.partial(Joined, crew=self._crew, name=self._name, profiler=self.profiler)
         return self._budget_here
 
     def _budget_here(self, engine: Engine) -> Budget:
         return ReadAhead(engine, self.reading, self._threads) if self.reading.reads_ahead else Budget(engine)
 
-    def _take_workers(
-        self, pools: "WarmPools[Any]", options: MultiprocessingOptions
-    ) -> "Callable[[Engine], Workers[Any]]":
-        """Returns a function that takes workers from the pools."""
+    def _slots_of(self, pools: "WarmPools[Any]", options: MultiprocessingOptions) -> "Callable[[Engine], WorkerSlots]":
+        """Returns a function that takes workers from the pools for an engine."""
+        from millstream.loader.engine.crew import Crew, WorkerSlots  # noqa: PLC0415  (lazy: slow to import)
+
+        take: TakeWorkers
         common: dict[str, Any] = {"profiler": self.profiler, "pools": pools, "options": options}
+        # The next iterator has to find the beginning of a stream that these workers have read from.
+        common["returns"] = not self.plan.source_is_stream
         if self._ray_workers is not None:
             from millstream.loader.engine.actors import Actors  # noqa: PLC0415  (lazy: slow to import)
 
-            return functools.partial(Actors, ray_workers=self._ray_workers, **common)
-        from millstream.loader.engine.processes import Processes  # noqa: PLC0415  (lazy: slow to import)
+            take = functools.partial(Actors, ray_workers=self._ray_workers, **common)
+        else:
+            from millstream.loader.engine.processes import Processes  # noqa: PLC0415  (lazy: slow to import)
 
-        return functools.partial(Processes, **common)
+            take = functools.partial(Processes, **common)
+
+        def slots(engine: Engine) -> WorkerSlots:
+            crew = self._crew or Crew(engine.requests)
+            crew.staff(take, engine.stall_timeout)
+            return WorkerSlots(engine, crew, self._name)
+
+        return slots
 
     def _first_choice(self) -> WorkerChoice:
         """Returns the choice of the number of workers, which is none if workers might compute other bytes."""
@@ -268,7 +264,7 @@ class Execution:
             choice.stay(reason or "this process may use one core")
         return choice
 
-    def _chosen_workers(self, choice: WorkerChoice, *, only_idle: bool) -> "Callable[[Engine], Workers[Any]] | None":
+    def _chosen_workers(self, choice: WorkerChoice, *, only_idle: bool) -> "Callable[[Engine], WorkerSlots] | None":
         """Returns a function that takes the chosen number of workers. With `only_idle`, None if none are idle."""
         pools, options = self.pools, self.workers.of_number(choice.limit)
         if only_idle and (pools is None or not pools.idle):
@@ -280,14 +276,28 @@ class Execution:
             pipelines: dict[Hashable, Pipeline] = {root._name: root.pipeline}  # noqa: SLF001  (its own class)
             check_places_agree(pipelines.values())
             context, numbers = root._launch_context, lambda: choice.num_workers  # noqa: SLF001
-            pools = root._pools = _pools_of_processes(pipelines, options, self.reading, context, numbers)  # noqa: SLF001
+            pools = root._pools = _pools_from(pipelines, options, self.reading, context, numbers)  # noqa: SLF001
             if self.insight.is_closed or root.insight.is_closed:
                 # Another thread, which did not see them, closed the loader.
                 pools.close()
-        return self._take_workers(pools, options)
+        return self._slots_of(pools, options)
 
 
-def _pools_of_processes(
+def pools_of_processes(
+    pipelines: Mapping[Hashable, Pipeline], workers: MultiprocessingOptions, reading: ReadOptions
+) -> "WarmPools[Any]":
+    """Returns pools of processes that start with these pipelines, which have names, as other processes have not yet."""
+    from millstream.loader.processes.fork_servers import FORK_SERVERS  # noqa: PLC0415  (lazy: slow)
+
+    context = launch_context()
+    # It imports while the program builds its model. First, because it takes longest.
+    FORK_SERVERS.prepare(context)
+    from millstream.loader.engine import crew, processes  # noqa: F401, PLC0415
+
+    return _pools_from(pipelines, workers, reading, context, lambda: workers.num_workers)
+
+
+def _pools_from(
     pipelines: Mapping[Hashable, Pipeline],
     workers: MultiprocessingOptions,
     reading: ReadOptions,

@@ -42,7 +42,7 @@ OWN_TERMS = {
     "mix_words": {"millstream/core/randomness.py"},
     "n_words": {"millstream/core/randomness.py"},
     "num_parts": {"millstream/sharding.py"},
-    "place": {f"loader/engine/{name}.py" for name in ("auto", "engine", "places", "workers")},
+    "place": {f"loader/engine/{name}.py" for name in ("auto", "crew", "engine", "places")},
     "piece": {"sources/pieces.py"},
     "pieces": {"sources/pieces.py"},
     "_pieces": {"sources/arrow/tables.py", "sources/concatenated.py", "sources/files/multi_file.py"},

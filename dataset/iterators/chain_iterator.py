@@ -190,7 +190,7 @@ class ReadIterator(EngineIterator):
         self._known = -1, SavedPosition()
         self._has_dense = pipelines.dense is not None
         # Workers that several chains share have one plan per chain: the sparse one, which allows for missing elements.
-        self._is_dense = self._has_dense and running.shared.shared_workers is None
+        self._is_dense = self._has_dense and running.shared.crew is None
         # The same with `on_error="skip"` and without, so that a run that failed may resume with it.
         self._described_pipeline = pipelines.described
         kind, pipeline = "sparse", self._sparse

@@ -6,6 +6,7 @@ then again. A stream is a function, so they are the same.
 """
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import time
@@ -20,7 +21,6 @@ from millstream.loader import reporting
 from millstream.loader.checkpoints.checkpointable import Exclusive
 from millstream.loader.checkpoints.envelope import SavedPosition
 from millstream.loader.checkpoints.state import Stream
-from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import FED_CHAIN, Profiler
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
@@ -30,7 +30,9 @@ from millstream.loader.views import Insight, Measured, serve_if_requested
 from millstream.sharding import NoSharding
 
 if TYPE_CHECKING:
+    from millstream.loader.engine.crew import Crew
     from millstream.loader.reporting.snapshot import LoaderSnapshot
+    from millstream.loader.scheduling.status import ExecutorStatus
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -53,8 +55,12 @@ class RecoveringIterator(Measured, Exclusive, SavingIterator[T_co]):
         "element. Its position is that of several datasets, and is known between two elements only. Set a flag in the "
         "handler, and call get_state after next()."
     )
-    leader: DataLoaderIterator | None = None
-    """An iterator without elements that dispatches the calls of the iterators below to its workers, if any."""
+    _crew: "Crew | None" = None
+    """The workers that run the calls of the iterators below, if those of no iterator above do."""
+    workers = MultiprocessingOptions()
+    """The options of these workers."""
+    reading = ReadOptions(0, 0)
+    """The threads in each of them."""
     name = ""
     """The description of what it iterates over."""
     _reads_together = False
@@ -96,8 +102,8 @@ class RecoveringIterator(Measured, Exclusive, SavingIterator[T_co]):
 
     def close(self) -> None:
         super().close()
-        if self.leader is not None:
-            self.leader.close()
+        if self._crew is not None:
+            self._crew.end()
 
     @property
     def step(self) -> int:
@@ -128,7 +134,7 @@ class RecoveringIterator(Measured, Exclusive, SavingIterator[T_co]):
         except StopIteration:
             # No parent was drawn from beyond its end.
             self._is_torn = False
-            self._end_leading()
+            self._leave_workers()
             raise
         return element
 
@@ -155,7 +161,7 @@ class RecoveringIterator(Measured, Exclusive, SavingIterator[T_co]):
         self._is_torn = len(drawn.values) < count
         self._is_at_end = self._is_torn and drawn.error is None
         if self._is_at_end:
-            self._end_leading()
+            self._leave_workers()
         return drawn
 
     def _draw_in_runs(self, count: int) -> Drawn[T_co]:
@@ -188,10 +194,10 @@ class RecoveringIterator(Measured, Exclusive, SavingIterator[T_co]):
                 raise
             return Drawn([], failure)
 
-    def _end_leading(self) -> None:
+    def _leave_workers(self) -> None:
         """Leaves the workers to the next iterator, at the end of the stream."""
-        if self.leader is not None:
-            self.leader.go(self.leader.position_in_plan(), 0)
+        if self._crew is not None:
+            self._crew.pause()
 
     def start_prefetch(self) -> None:
         super().start_prefetch()
@@ -218,9 +224,19 @@ class RecoveringIterator(Measured, Exclusive, SavingIterator[T_co]):
     def insight(self) -> Insight:
         return JoinInsight(self)
 
-    def led_by(self, leader: DataLoaderIterator) -> None:
-        """Uses the workers of an iterator without elements, which then measures for both."""
-        self.leader, self.profiler = leader, leader.insight.profiler
+    def run_by(self, crew: "Crew", workers: MultiprocessingOptions, reading: ReadOptions) -> None:
+        """Uses workers with these options, until the end, where the next iterator gets them."""
+        self._crew, self.workers, self.reading = crew, workers, reading
+
+    def executor_status(self) -> "ExecutorStatus | None":
+        # The workers change meanwhile. A status that fails now succeeds the next time.
+        with contextlib.suppress(RuntimeError, LookupError, OSError):
+            return None if self._crew is None else self._crew.status()
+        return None
+
+    def worker_stacks(self) -> dict[int, str]:
+        current = None if self._crew is None else self._crew.current
+        return {} if current is None else current.stacks()
 
     def below(self) -> Iterator[tuple[str, DatasetIterator[Any]]]:
         """Yields the names and the iterators of the streams below."""
@@ -328,14 +344,9 @@ class JoinInsight(Insight):
     """
 
     def __init__(self, join: RecoveringIterator[Any]) -> None:
-        if (leader := join.leader) is None:
-            order = InOrder(None, None)
-            plan = Plan(Pipeline([], order, order, (), NoSharding()))
-            super().__init__(plan, join.profiler, MultiprocessingOptions(), ReadOptions(0, 0), frontend=FED_CHAIN)
-        else:
-            led = leader.insight
-            super().__init__(led._plan, join.profiler, led._workers, led._reading, frontend=FED_CHAIN)  # noqa: SLF001
-            self.iterators[id(leader)] = leader
+        order = InOrder(None, None)
+        plan = Plan(Pipeline([], order, order, (), NoSharding()))
+        super().__init__(plan, join.profiler, join.workers, join.reading, frontend=FED_CHAIN)
         self.iterators[id(join)] = join
         # The join has a reference to this object.
         self._of = weakref.ref(join)

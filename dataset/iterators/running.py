@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import numpy as np
 
+from millstream.configuration import config
 from millstream.dataset.nodes.lowering import lower, order_of
 from millstream.dataset.nodes.node import Node, holds_nodes
 from millstream.dataset.nodes.source_node import Own, Source, copied_with
@@ -23,8 +24,8 @@ from millstream.dataset.options import DEFAULTS, DatasetOptions
 from millstream.dataset.step import folded
 from millstream.loader.checkpoints.fingerprint import Fingerprint, Origin, snapshot_of
 from millstream.loader.checkpoints.state import Stream, fingerprint_of_pipeline, stream_of
-from millstream.loader.execution import Execution
-from millstream.loader.measuring import Frontend
+from millstream.loader.execution import Execution, pools_of_processes
+from millstream.loader.measuring import Frontend, Profiler
 from millstream.loader.pipeline.pipeline import UNLIMITED, FilterLimits, Pipeline, Tolerance
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.shards import first_dynamic
@@ -39,7 +40,7 @@ from millstream.transforms.of_chains import DropAbsent, KeepAll, Present
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from millstream.loader.engine.joins import SharedWorkers
+    from millstream.loader.engine.crew import Crew
     from millstream.loader.workers.pools import WarmPools
 
 
@@ -259,12 +260,10 @@ class WarmWorkers:
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()
 
-    def lend(self, execution: Execution, *use: "Hashable") -> Execution:
-        """Returns an execution with the idle workers of earlier executions for the same use, if any."""
-        if execution.pools is not None:
-            # If two threads begin at the same time, both get the same pools.
-            execution.pools = self._pools.setdefault(use, execution.pools)
-        return execution
+    def lend(self, pools: "WarmPools[Any]", *use: "Hashable") -> "WarmPools[Any]":
+        """Returns the pools of earlier iterators for the same use, or else these, which later ones get."""
+        # If two threads begin at the same time, both get the same pools.
+        return self._pools.setdefault(use, pools)
 
 
 @final
@@ -278,11 +277,11 @@ class Shared:
         raises_absent: True to raise AbsentElement for a missing element of a chain, or for None between two of its
             operations; False to skip it.
         options: the options of the datasets above, for those that are opened below, whenever that is.
-        shared_workers: the worker processes of the iterator that draws from the combination. They also run the chains.
+        crew: the worker processes of the iterator that draws from the combination. They also run the chains.
     """
 
     threads: SharedThreads | None = dataclasses.field(default_factory=SharedThreads)
-    shared_workers: "SharedWorkers | None" = None
+    crew: "Crew | None" = None
     reading: ReadOptions | None = None
     raises_absent: bool = False
     options: DatasetOptions = DEFAULTS
@@ -290,7 +289,7 @@ class Shared:
     @property
     def is_alone(self) -> bool:
         """True for a chain that is below no combination."""
-        return self.threads is None and self.shared_workers is None
+        return self.threads is None and self.crew is None
 
     def combined(self) -> "Shared":
         """Returns the resources for the datasets below a combination that has these."""
@@ -336,7 +335,7 @@ class Running:
         A pipeline of a `chain` is compiled once for all its executions.
         """
         name, reading, num_local = (self.name, stage), self.reading, self.num_local
-        if self.shared.shared_workers is not None and not self.workers.num_workers:
+        if self.shared.crew is not None and not self.workers.num_workers:
             # The workers of the consumer run all operations.
             num_local = 0
         elif feed is not None and num_local == len(pipeline.operations):
@@ -356,12 +355,22 @@ class Running:
             reading,
             feed,
             frontend=frontend,
-            shared_workers=self.shared.shared_workers,
+            crew=self.shared.crew,
             name=name,
             threads=self.shared.threads,
             local_reading=self.local_reading,
             compiled=compiled,
         )
-        return self.warm.lend(
-            execution, stage, self.reading, self.limits, self.tolerance, execution.pipeline.measures_costs
-        )
+        if execution.pools is not None:
+            use = stage, self.reading, self.limits, self.tolerance, execution.pipeline.measures_costs
+            execution.pools = self.warm.lend(execution.pools, *use)
+        return execution
+
+    def staff(self, crew: "Crew", profiler: Profiler) -> None:
+        """Lets the chains below a join that no operations follow start workers."""
+        from millstream.loader.engine.processes import Processes  # noqa: PLC0415  (lazy: slow to import)
+
+        pools = pools_of_processes(crew.take_pipelines(), self.workers, self.reading)
+        pools = self.warm.lend(pools, "join", self.reading, self.limits, self.tolerance, config.py_debug_mode)
+        take = functools.partial(Processes, profiler=profiler, pools=pools, options=self.workers)
+        crew.staff(take, self.workers.stall_timeout, pools)

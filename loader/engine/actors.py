@@ -7,7 +7,8 @@ Guarantees, in addition to those of all workers:
 """
 
 import time
-from typing import Any, final
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -16,13 +17,17 @@ from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.cluster.actor import Actor, Answer, CallFailed, Died, Event, Packed, PipelineFailed
 from millstream.loader.cluster.actor_pool import ActorPool
 from millstream.loader.cluster.options import RayWorkers
-from millstream.loader.engine.engine import Engine
+from millstream.loader.engine.places import Here
 from millstream.loader.engine.workers import Workers
 from millstream.loader.measuring import HAND_OVER
 from millstream.loader.pipeline.calls import Blocks, Call
 from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.plan import Plan
 from millstream.loader.transport.payload import copied, from_columns, unpack_failure
 from millstream.loader.transport.pickling import ClassTable
+
+if TYPE_CHECKING:
+    from millstream.loader.pipeline.pipeline import Variant
 
 GUILT_OF_LOST = 0.25
 """The blame of a call for the death of its actor's node, or for the loss of its outputs."""
@@ -42,10 +47,19 @@ class Actors(Workers[Actor]):
     _are_local = False
     _noun = "Ray actor"
 
-    def __init__(self, engine: Engine, *, ray_workers: RayWorkers, **options: Any) -> None:
-        super().__init__(engine, **options)
+    def __init__(
+        self, owner: Any, requests: list[None], here: Here, *, ray_workers: RayWorkers, **options: Any
+    ) -> None:
+        super().__init__(owner, requests, here, **options)
         self._unpack = self._profiler.timed(HAND_OVER, unpack)
         self._ray_workers = ray_workers
+        self._variant: Variant = None
+
+    def _load(self, name: Hashable, plan: Plan) -> int:
+        del name
+        # Actors run one pipeline.
+        self._variant = plan.pipeline.variant
+        return 0
 
     def submit_lost(self) -> bool:
         while self._assignments.has_lost and (actor := self._free_worker()) is not None:
@@ -63,7 +77,7 @@ class Actors(Workers[Actor]):
 
     def _send(self, worker: Actor, number: int, call: Call) -> None:
         if (message := self._message_of(number, call)) is not None:
-            self._pool.submit(worker, number, message, self._plan.pipeline.variant)
+            self._pool.submit(worker, number, message, self._variant)
 
     def _receive(self, seconds: float) -> None:
         for actor, event in self._pool.wait(seconds):

@@ -24,7 +24,7 @@ from millstream.loader.pipeline.plan import Plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from millstream.loader.engine.workers import Workers, WorkerSlots
+    from millstream.loader.engine.crew import WorkerSlots
     from millstream.loader.scheduling.status import ExecutorStatus
 
 WINDOW_SECONDS = 0.1
@@ -45,9 +45,9 @@ wait for each other, on a machine whose cores each had some eight processes read
 
 
 class StartWorkers(Protocol):
-    """Returns a function that takes workers, or None with `only_idle` if none are idle."""
+    """Returns a function that takes workers for an engine, or None with `only_idle` if none are idle."""
 
-    def __call__(self, *, only_idle: bool) -> "Callable[[Engine], Workers[Any]] | None": ...
+    def __call__(self, *, only_idle: bool) -> "Callable[[Engine], WorkerSlots] | None": ...
 
 
 @final
@@ -238,11 +238,9 @@ class AutoEngine(Engine):
     def _start(self, *, only_idle: bool = False) -> None:
         workers = None
         try:
-            if (take := self._start_workers(only_idle=only_idle)) is None:
+            if (begin := self._start_workers(only_idle=only_idle)) is None:
                 return
-            from millstream.loader.engine.workers import WorkerSlots  # noqa: PLC0415  (lazy: slow to import)
-
-            workers = WorkerSlots(self, take)
+            workers = begin(self)
             # Idle ones may be of another number.
             workers.place.resize(self._choice.num_workers)
         except Exception as error:

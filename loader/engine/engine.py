@@ -61,6 +61,7 @@ class Budget:
 
     def __init__(self, engine: "Engine", substream: Substream | None = None) -> None:
         self.substream = substream or Substream(engine.plan, engine.schedule, CallSize(engine.plan))
+        self._feed = engine.feed
 
     @property
     def is_orphaned(self) -> bool:
@@ -105,7 +106,7 @@ class Budget:
         """Stops all work. Idempotent and thread-safe. See `Engine.close`."""
 
     def _taken(self, stage: int) -> Call | None:
-        return taken_call(self.substream.schedule, stage, self.substream.size.blocks)
+        return taken_call(self.substream.schedule, stage, self.substream.size.blocks, self._feed)
 
 
 @final
@@ -126,7 +127,7 @@ class ReadAhead(Budget):
         self._schedule = engine.schedule
         self._here = engine.here
         # A read that waits for a disk, a network or the user's code could hang, and nothing would end it.
-        self._may_read_here = engine.is_fed or is_in_memory(plan.pipeline.source)
+        self._may_read_here = engine.feed is not None or is_in_memory(plan.pipeline.source)
         self._shared = shared = SharedThreads() if shared is None else shared
         self._costs = costs = Costs(plan, shared)
         readers = shared.enter(costs, options)
@@ -152,7 +153,7 @@ class ReadAhead(Budget):
         # it do not wait for that.
         for stage in reversed(range(self._schedule.num_stages)):
             while not self._is_quick(stage) and self._allows(stage):
-                if (call := taken_call(self._schedule, stage, self._max_blocks)) is None:
+                if (call := taken_call(self._schedule, stage, self._max_blocks, self._feed)) is None:
                     break
                 self.place.submit(call)
 
@@ -260,9 +261,10 @@ class Engine:
         budget_of: creates the budget of an engine.
         stall_timeout: the number of seconds that the consumer waits while no call finishes.
         local_reading: the threads of this process that run local operations in advance; None to run them on demand.
+        requests: not empty during a request, and after one that was interrupted: a message may have been sent half.
+            None for a list of its own.
 
     Attributes:
-        requests: not empty during a request, and after one that was interrupted: a message may have been sent half.
         failures: the failed records of the pass; None if the first error is raised.
     """
 
@@ -275,13 +277,14 @@ class Engine:
         *,
         stall_timeout: float = math.inf,
         local_reading: ReadOptions | None = None,
+        requests: list[None] | None = None,
     ) -> None:
         self.plan = plan
-        self.schedule = Schedule(plan, position, feed)
-        self.is_fed = feed is not None
+        self.schedule = Schedule(plan, position, is_fed=feed is not None)
+        self.feed = feed
         self.failures = self.schedule.failures
         self.stall_timeout = stall_timeout
-        self.requests: list[None] = []
+        self.requests: list[None] = [] if requests is None else requests
         self.allocate = RecycledMemory().allocate
         self.here = Here(self.allocate, stall_timeout)
         self.local = LocalAhead(local_reading)
@@ -311,6 +314,8 @@ class Engine:
                 break
             if not self._work_here() and not self._issue():
                 self._wait()
+        if outputs is not None and self.feed is not None:
+            self.feed.delivered(outputs)
         if outputs is not None and (self.budget.runs_ahead or self._has_local):
             self._end(outputs)
         self.requests.clear()
@@ -423,7 +428,7 @@ class Engine:
             self._aside.submit(call)
 
     def _take_local(self) -> Call | None:
-        return taken_call(self.schedule, None, self.budget.substream.size.blocks)
+        return taken_call(self.schedule, None, self.budget.substream.size.blocks, self.feed)
 
     def _wait(self) -> None:
         self.budget.wait()

@@ -6,11 +6,11 @@ from typing import Any, final
 
 from millstream.core.warn import log_warning
 from millstream.errors import WorkerDiedError
-from millstream.loader.engine.engine import Engine
-from millstream.loader.engine.substreams import Substream
+from millstream.loader.engine.places import Here
 from millstream.loader.engine.workers import Workers
 from millstream.loader.measuring import HAND_OVER
 from millstream.loader.pipeline.calls import Blocks, Call
+from millstream.loader.pipeline.plan import Plan
 from millstream.loader.processes.channel import Exited, PipelineFailed, Result, Task
 from millstream.loader.processes.pool import Event, Pool, Worker
 from millstream.loader.processes.process_report import (
@@ -39,11 +39,10 @@ class Processes(Workers[Worker]):
     _are_local = True
     _noun = "worker process"
 
-    def __init__(self, engine: Engine, **options: Any) -> None:
-        super().__init__(engine, **options)
+    def __init__(self, owner: Any, requests: list[None], here: Here, **options: Any) -> None:
+        super().__init__(owner, requests, here, **options)
         self._unpack = self._profiler.timed(HAND_OVER, unpack)
         self._deaths_of_fork_server = 0
-        self.substreams.own.pipeline = self._pool.vary(engine.plan.pipeline.variant)
 
     def stacks(self) -> dict[int, str]:
         """Returns the stacks of the workers by process ID, without those still starting. Thread-safe.
@@ -67,10 +66,10 @@ class Processes(Workers[Worker]):
     def resize(self, num_workers: int) -> None:
         self._pool.resize(num_workers)
 
-    def admit(self, substream: Substream, name: Hashable) -> None:
-        """Adds a stream. The workers get its pipeline if they lack it."""
-        substream.pipeline = self._pool.load(name, substream.plan.pipeline, lambda: self.substreams.pipelines)
-        self.substreams.add(substream)
+    def _load(self, name: Hashable, plan: Plan) -> int:
+        if plan.pipeline.variant is not None:
+            return self._pool.vary(plan.pipeline.variant)
+        return self._pool.load(name, plan.pipeline, lambda: self.substreams.pipelines)
 
     def _current_call(self, worker: Worker) -> int | None:
         if self.reads.number > 1:
@@ -83,11 +82,12 @@ class Processes(Workers[Worker]):
     def _send(self, worker: Worker, number: int, call: Call) -> None:
         if (message := self._message_of(number, call)) is not None:
             substream = self.substreams.find(call)
-            pipeline = self.substreams.own.pipeline if substream is None else substream.pipeline
+            if substream is None:
+                raise AssertionError("a call that is sent is wanted")
             # A suspect runs alone, so that another death can be attributed to it.
             num_reads = 1 if self._assignments.is_suspect(number) else self.reads.number
             worker.record_call(number)
-            worker.channel.send(Task(number, worker.arena.take_released(), message, pipeline, num_reads))
+            worker.channel.send(Task(number, worker.arena.take_released(), message, substream.pipeline, num_reads))
 
     def _receive(self, seconds: float) -> None:
         self._pool.end_leaving()

@@ -1,20 +1,21 @@
-"""Bookkeeping for the streams whose calls one engine runs: usually one; in workers, one may be fed by the others.
+"""Bookkeeping for the streams whose calls one set of workers runs: usually one; below a join, several.
 
-    calls of the others ─┐               ┌─▶ elements: combined, and drawn by the feed of the first stream
-                         ├─▶ workers ────┤
-    calls of the first ──┘               └─▶ batches, which the consumer waits for
+    calls of the streams below ──┐               ┌─▶ elements: combined, and drawn by the feed of the last stream
+                                 ├─▶ workers ────┤
+    calls of the operations ─────┘               └─▶ batches, which the consumer waits for
+    after them: the last stream
 
 Guarantees:
     * Streams, like schedules, only keep books. Only the consumer's thread uses them.
-    * A stream belongs to one engine. If another one replaces it, every input begins again at a position.
+    * A stream belongs to one engine. If another one replaces it, the stream begins again at a position.
 """
 
-import contextlib
 import dataclasses
+import itertools
 import sys
 import time
 from collections.abc import Iterator
-from typing import Protocol, Self, final
+from typing import TYPE_CHECKING, Protocol, Self, final
 
 from millstream.loader.engine.policy import CallSize, Costs
 from millstream.loader.measuring import Profiler
@@ -23,6 +24,9 @@ from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.assignments import NO_LONGER_WANTED
 from millstream.loader.scheduling.schedule import Schedule
+
+if TYPE_CHECKING:
+    from millstream.loader.scheduling.feed import Feed
 
 RECORDS_PER_MESSAGE = 2048
 """Upper bound on the records of a call with many small blocks. It makes the cost of a message per record small."""
@@ -38,10 +42,13 @@ class Sink(Protocol):
         """
 
 
-def taken_call(schedule: Schedule, stage: int | None, max_blocks: int) -> Call | None:
-    """Takes the next call of a stage (None for local operations), if any, and records the seconds that this took."""
+def taken_call(schedule: Schedule, stage: int | None, max_blocks: int, feed: "Feed | None" = None) -> Call | None:
+    """Takes the next call of a stage (None for local operations), if any, and records the seconds that this took.
+
+    One that needs drawn elements is taken with a `feed` only.
+    """
     begin = time.perf_counter()
-    call = schedule.take_local(max_blocks) if stage is None else schedule.take(stage, max_blocks)
+    call = schedule.take_local(max_blocks, feed) if stage is None else schedule.take(stage, max_blocks, feed)
     if call is not None:
         call.seconds_before += time.perf_counter() - begin
     return call
@@ -55,10 +62,9 @@ class Substream:
     Attributes:
         costs: the durations of its calls, if they decide who runs them.
         profiler: the measurements of its pipeline, to which those of workers are added.
-        is_fed: True if the elements of stage 0 are drawn, for instance from other streams.
+        is_fed: True if the elements of stage 0 are drawn, for instance from other streams. Its engine draws them.
         pipeline: the number of the pipeline in the workers.
         number: the number of the stream, which its calls carry.
-        is_drawing: True while elements are being drawn.
         in_flight: the number of calls taken for workers and not completed.
         drawn: the number of elements drawn from it.
     """
@@ -71,7 +77,6 @@ class Substream:
     is_fed: bool = False
     pipeline: int = dataclasses.field(default=0, init=False)
     number: int = dataclasses.field(default=0, init=False)
-    is_drawing: bool = dataclasses.field(default=False, init=False)
     in_flight: int = dataclasses.field(default=0, init=False)
     drawn: int = dataclasses.field(default=0, init=False)
 
@@ -93,14 +98,9 @@ class Substream:
     def records_per_call(self) -> int:
         return self.size.blocks * self.plan.partition.block
 
-    def take(self, stage: int) -> Call | None:
-        """Takes the next call of a stage. Returns None if there is none."""
-        # Drawing may dispatch calls of later stages.
-        was_drawing, self.is_drawing = self.is_drawing, self.is_drawing or (self.is_fed and not stage)
-        try:
-            call = taken_call(self.schedule, stage, self.size.blocks)
-        finally:
-            self.is_drawing = was_drawing
+    def take(self, stage: int, feed: "Feed | None" = None) -> Call | None:
+        """Takes the next call of a stage for workers. Returns None if there is none."""
+        call = taken_call(self.schedule, stage, self.size.blocks, feed)
         if call is not None:
             call.substream = self.number
             self.in_flight += 1
@@ -118,21 +118,20 @@ class Substreams:
     """The streams whose calls are wanted.
 
     Args:
-        own: the one that the consumer waits for. Its number is 0.
         max_bytes: the maximum total size of elements in work or finished, over all streams.
         flight_bytes: the size of these up to which more calls may begin than workers have room for in their buffers.
     """
 
-    def __init__(self, own: Substream, max_bytes: int = sys.maxsize, flight_bytes: int = sys.maxsize) -> None:
-        self.own = own
+    def __init__(self, max_bytes: int = sys.maxsize, flight_bytes: int = sys.maxsize) -> None:
         self._max_bytes = max_bytes
         self._flight_bytes = flight_bytes
+        # The last one, whose outputs the trainer gets; None if it gets those of all.
+        self._last: Substream | None = None
         self._others: list[Substream] = []
         # The other streams that may have to begin calls, because something has changed since the last attempt.
         self._awake: dict[Substream, None] = {}
-        self._waited_for: list[Substream] = []
-        self._substreams = {own.number: own}
-        self._last_number = own.number
+        self._substreams: dict[int, Substream] = {}
+        self._numbers = itertools.count(1)
         # The number of elements drawn from the others, plus one for each.
         self._drawn = 0
 
@@ -140,33 +139,31 @@ class Substreams:
     def pipelines(self) -> set[int]:
         return {substream.pipeline for substream in self._substreams.values()}
 
-    def by_urgency(self) -> Iterator[Substream]:
-        """Yields the streams that may have to begin calls: first those waited for, then the consumer's own."""
-        yield from self._waited_for[::-1]
-        yield self.own
-        for substream in list(self._awake):
-            # Drawing calls may have removed it or called this method again.
-            if substream in self._awake:
-                del self._awake[substream]
-                yield substream
+    @property
+    def have_last(self) -> bool:
+        """True if one stream is fed by the others, or is the only one."""
+        return self._last is not None
+
+    def by_urgency(self, waited_for: Substream | None = None) -> Iterator[Substream]:
+        """Yields the streams that may have to begin calls: first one that is waited for, then the last one."""
+        if waited_for is not None:
+            yield waited_for
+        if self._last is not None:
+            yield self._last
+        while self._awake:
+            substream = next(iter(self._awake))
+            del self._awake[substream]
+            yield substream
 
     def wake(self, substream: Substream) -> None:
-        """Marks a substream as possibly able to begin calls. The consumer's own always is."""
-        if substream is not self.own and self._substreams.get(substream.number) is substream:
+        """Marks a stream as possibly able to begin calls. The last one always is."""
+        if substream is not self._last and self._substreams.get(substream.number) is substream:
             self._awake[substream] = None
-
-    @contextlib.contextmanager
-    def waiting_for(self, substream: Substream) -> Iterator[None]:
-        self._waited_for.append(substream)
-        try:
-            yield
-        finally:
-            self._waited_for.pop()
 
     def may_begin(self, substream: Substream, max_calls: int, buffered_calls: int) -> bool:
         """Returns True if a call of stage 0 may begin now: it is not too far ahead, and its inputs are there.
 
-        The first substream has up to `max_calls` calls; up to `buffered_calls` if more would take too many bytes. The
+        The last stream has up to `max_calls` calls; up to `buffered_calls` if more would take too many bytes. The
         others together stay as far ahead of it.
         """
         backlog = substream.schedule.backlog
@@ -181,13 +178,12 @@ class Substreams:
         )
 
     def _may_begin(self, substream: Substream, backlog: int, max_calls: int) -> bool:
-        if substream is self.own:
+        last = self._last
+        if substream is last:
             # Drawing elements that are not made yet would let the consumer wait for more than it has asked for.
-            return not substream.is_drawing and backlog < max_calls and (backlog == 0 or self._can_be_drawn)
-        if substream.is_fed:
-            return not substream.is_drawing and backlog == 0 and substream in self._waited_for
+            return backlog < max_calls and (backlog == 0 or self._can_be_drawn)
         share = (substream.drawn + 1) / self._drawn
-        drawing = substream if self.own.schedule.exhausted else self.own
+        drawing = substream if last is None or last.schedule.exhausted else last
         return backlog == 0 or substream.schedule.records_ahead < share * max_calls * drawing.records_per_call
 
     @property
@@ -215,9 +211,12 @@ class Substreams:
         """Returns the substream of a call, or None if it was removed."""
         return self._substreams.get(call.substream)
 
-    def add(self, substream: Substream) -> None:
-        self._last_number = substream.number = self._last_number + 1
+    def add(self, substream: Substream, *, is_last: bool = False) -> None:
+        substream.number = next(self._numbers)
         self._substreams[substream.number] = substream
+        if is_last:
+            self._last = substream
+            return
         self._others.append(substream)
         self._drawn += substream.drawn + 1
         self.wake(substream)

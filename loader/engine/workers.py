@@ -11,7 +11,7 @@ Guarantees:
 import abc
 import dataclasses
 import functools
-import time
+import sys
 import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, final
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, final
 from millstream.core.signals import is_from_signal_handler
 from millstream.core.warn import log_warning
 from millstream.errors import WorkerDiedError, WorkerStalledError
-from millstream.loader.engine.engine import Budget, Engine
-from millstream.loader.engine.places import Place
+from millstream.loader.engine.places import Here, Place
 from millstream.loader.engine.substreams import Substream, Substreams
 from millstream.loader.measuring import Profiler
-from millstream.loader.pipeline.calls import Blocks, Call, Outputs
+from millstream.loader.pipeline.calls import Blocks, Call
 from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.assignments import Assignments
 from millstream.loader.threads import waiting
 from millstream.loader.threads.options import MultiprocessingOptions
@@ -34,6 +34,7 @@ from millstream.loader.workers.call_runner import CallResult
 from millstream.loader.workers.pools import Pool, WarmPools, WorkerT, check_process, release
 
 if TYPE_CHECKING:
+    from millstream.loader.engine.engine import Engine
     from millstream.loader.scheduling.status import ExecutorStatus
 
 
@@ -104,10 +105,14 @@ class DeathsAtStart:
 
 
 class Workers(Place, Generic[WorkerT]):
-    """Runs calls in the workers of a pool.
+    """Runs calls of one or several streams in the workers of a pool.
 
     Args:
-        engine: the engine. When it ends, the workers return to their pools, unless a request was interrupted.
+        owner: the object with which this place ends. The workers then return to their pools, unless a request was
+            interrupted.
+        requests: not empty during a request, and after one that was interrupted.
+        here: the consumer's thread, which copies elements into regrouped batches if a stage does no more than that.
+        returns: False for workers that no other iterator can use.
 
     Attributes:
         substreams: the streams whose calls run here.
@@ -118,22 +123,27 @@ class Workers(Place, Generic[WorkerT]):
     _noun: ClassVar[str]  # For log and errors.
 
     def __init__(
-        self, engine: Engine, *, profiler: Profiler, pools: WarmPools[Any], options: MultiprocessingOptions
+        self,
+        owner: Any,
+        requests: list[None],
+        here: Here,
+        *,
+        profiler: Profiler,
+        pools: WarmPools[Any],
+        options: MultiprocessingOptions,
+        returns: bool = True,
     ) -> None:
-        self._plan = plan = engine.plan
+        self._here = here
         self._profiler = profiler
         self._pool: Pool[WorkerT] = pools.take()
         # `break` in a loop drops its iterator. The next one finds the workers warm.
-        self._release = functools.partial(release, weakref.ref(pools), weakref.ref(self._pool), engine.requests)
-        self._returning = weakref.finalize(engine, self._release)
+        self._release = functools.partial(release, weakref.ref(pools), weakref.ref(self._pool), requests)
+        self._returning = weakref.finalize(owner, self._release)
         self._returning.atexit = False
-        if plan.source_is_stream:
-            # The next iterator has to find the beginning of the stream that these workers have read from.
+        if not returns:
             self._returning.detach()
         self._options = options
-        max_bytes = min(self._pool.max_bytes, engine.local.max_bytes)
-        own = Substream.in_workers(plan, engine.schedule, profiler, is_fed=engine.is_fed, max_bytes=max_bytes)
-        self.substreams = Substreams(own, self._pool.max_bytes, self._pool.flight_bytes)
+        self.substreams = Substreams(self._pool.max_bytes, self._pool.flight_bytes)
         self._assignments = Assignments(self.substreams, self._pool.call_numbers)
         self.reads = ReadsInFlight(self._pool.max_reads)
         self._deaths_at_start = DeathsAtStart(options.num_workers)
@@ -147,19 +157,24 @@ class Workers(Place, Generic[WorkerT]):
         """True if a worker accepts another call."""
         return self._free_worker() is not None
 
-    @property
-    def max_calls(self) -> int:
-        """The number of calls that all workers accept."""
-        return self._max_calls * len(self._pool.workers)
+    def admitted(
+        self, engine: "Engine", name: Hashable, profiler: Profiler | None = None, *, is_last: bool = False
+    ) -> Substream:
+        """Returns the stream of an engine, whose calls run here from now on, given the name of its pipeline.
 
-    @property
-    def buffered_calls(self) -> int:
-        """The same if no more reads are in flight than finished calls are wanted."""
-        return (1 + self._options.per_worker_buffer_size) * len(self._pool.workers)
-
-    def admit(self, substream: Substream, name: Hashable) -> None:
-        """Adds a stream whose calls run here from now on, given the name of its pipeline."""
-        raise AssertionError(f"only worker processes run several pipelines: {substream}, {name}")
+        `is_last` is true for the stream whose outputs the trainer gets.
+        """
+        max_bytes = min(self._pool.max_bytes, engine.local.max_bytes) if is_last else sys.maxsize
+        substream = Substream.in_workers(
+            engine.plan,
+            engine.schedule,
+            profiler or self._profiler,
+            is_fed=engine.feed is not None,
+            max_bytes=max_bytes,
+        )
+        substream.pipeline = self._load(name, substream.plan)
+        self.substreams.add(substream, is_last=is_last)
+        return substream
 
     @property
     def is_ours(self) -> bool:
@@ -192,6 +207,19 @@ class Workers(Place, Generic[WorkerT]):
             if (lost := self._assignments.next_lost()) is not None:
                 self._send(worker, *lost)
         return True
+
+    def issue(self, waited_for: Substream | None = None) -> None:
+        """Begins the calls that workers accept, first those of a stream that is waited for. It draws no elements."""
+        if self.submit_lost():
+            for substream in self.substreams.by_urgency(waited_for):
+                if not self._issue_from(substream):
+                    self.substreams.wake(substream)
+                    return
+
+    def may_draw(self, substream: Substream) -> bool:
+        """Returns True if elements for the next call of a stream may be drawn now."""
+        stage = substream.schedule.next_stage
+        return stage == 0 and self.has_room and self._may_begin(substream)
 
     def accept(self) -> None:
         self._receive(0.0)
@@ -226,6 +254,10 @@ class Workers(Place, Generic[WorkerT]):
         self._pool.stop()
 
     @abc.abstractmethod
+    def _load(self, name: Hashable, plan: Plan) -> int:
+        """Returns the number of a pipeline in the workers, which get it if they lack it."""
+
+    @abc.abstractmethod
     def _send(self, worker: WorkerT, number: int, call: Call) -> None:
         """Sends a call to a worker. A call that cannot be sent is completed with an error."""
 
@@ -243,6 +275,29 @@ class Workers(Place, Generic[WorkerT]):
     def _current_call(self, worker: WorkerT) -> int | None:  # noqa: ARG002  (some workers can tell)
         """Returns the number of the call that a worker is computing, or None if that is unknown. Thread-safe."""
         return None
+
+    def _issue_from(self, substream: Substream) -> bool:
+        """Returns False if no worker accepts more."""
+        while (stage := substream.schedule.next_stage) is not None:
+            if not substream.plan.stages[stage].runs_user_code:
+                if (call := substream.take(stage)) is not None:
+                    self._here.run(substream.plan, call, self.substreams)
+                continue
+            if not stage and substream.is_fed:
+                return True
+            if not self.has_room:
+                return False
+            if stage == 0 and not self._may_begin(substream):
+                return True
+            if (call := substream.take(stage)) is not None:
+                self.submit(call)
+        return True
+
+    def _may_begin(self, substream: Substream) -> bool:
+        """Returns True if a call of stage 0 may begin."""
+        num_workers = len(self._pool.workers)
+        buffered = (1 + self._options.per_worker_buffer_size) * num_workers
+        return self.substreams.may_begin(substream, self._max_calls * num_workers, buffered)
 
     @property
     def _max_calls(self) -> int:
@@ -317,83 +372,3 @@ class Workers(Place, Generic[WorkerT]):
         self._assignments.lose(lost)
         self._pool.replace(worker)
         self.submit_lost()
-
-
-@final
-class WorkerSlots(Budget):
-    """The calls that workers accept, of one stream or of several, within bytes.
-
-    Args:
-        take: takes workers from a pool for an engine.
-
-    User code runs in workers only. The consumer's thread also copies elements into regrouped batches, if a stage does
-    no more than that.
-    """
-
-    runs_ahead = True
-    place: Workers[Any]
-
-    def __init__(self, engine: Engine, take: Callable[[Engine], Workers[Any]]) -> None:
-        self.place = place = take(engine)
-        self.substreams = place.substreams
-        super().__init__(engine, place.substreams.own)
-        self._here = engine.here
-
-    @property
-    def runs_user_code_here(self) -> bool:
-        return self.substream.is_fed
-
-    def call_here(self) -> None:
-        """Returns None: what runs here begins like the other calls."""
-
-    def issue(self) -> None:
-        if self.place.submit_lost():
-            for substream in self.substreams.by_urgency():
-                if not self._issue_from(substream):
-                    self.substreams.wake(substream)
-                    return
-
-    def wait(self) -> None:
-        start = time.perf_counter()
-        self.place.wait()
-        self.place.reads.waited(time.perf_counter() - start)
-
-    def end(self, outputs: Outputs) -> None:  # noqa: ARG002
-        self.place.reads.delivered(time.perf_counter())
-
-    def pause(self) -> None:
-        self.place.pause()
-
-    def close(self, deadline: float | None) -> None:  # noqa: ARG002  (it waits for nothing)
-        self.place.close()
-
-    def work_for(self, substream: Substream) -> None:
-        """Works for an iterator that draws from another stream, until something has changed."""
-        with self.substreams.waiting_for(substream):
-            self.issue()
-            if substream.in_flight or not self.place.has_room:
-                self.place.wait()
-
-    def work_ahead(self) -> None:
-        """Begins the next calls of other streams, if no outputs of its own will be requested."""
-        if self.substream.schedule.exhausted:
-            self.place.accept()
-            self.issue()
-
-    def _issue_from(self, substream: Substream) -> bool:
-        """Returns False if no worker accepts more."""
-        place = self.place
-        while (stage := substream.schedule.next_stage) is not None:
-            if not substream.plan.stages[stage].runs_user_code:
-                if (call := substream.take(stage)) is not None:
-                    self._here.run(substream.plan, call, self.substreams)
-                continue
-            if not place.has_room:
-                return False
-            if stage == 0 and not self.substreams.may_begin(substream, place.max_calls, place.buffered_calls):
-                return True
-            # Drawing may begin other calls meanwhile, or a worker may die.
-            call = substream.take(stage)
-            if call is not None:
-                place.submit(call)
-        return True

@@ -31,7 +31,6 @@ class BlockLeaf:
 if TYPE_CHECKING:
     from millstream.loader.pipeline.failing_records import FailuresOfPass
     from millstream.loader.scheduling.dropped_records import EmptyEpochs, FilterWindows
-    from millstream.loader.scheduling.feed import Feed
     from millstream.loader.scheduling.join import Join, Lane
 
 
@@ -63,9 +62,9 @@ class Branch:
     """The leaf and the stages of one logical shard. Branches share their last join and the last stage.
 
     Attributes:
-        leaf: the input of stage 0.
+        leaf: the input of stage 0; None if its elements are drawn.
         queues: the calls of each stage.
-        may_read: True if the leaf has blocks that were not requested, and they are wanted.
+        may_read: True if the leaf may have blocks that were not requested, and they are wanted.
         lanes: the elements of this branch in front of each stage but the first.
         inputs: the groups in front of each of these stages: those of the lane, or of the join that it belongs to.
         begun: the number of records requested.
@@ -73,13 +72,13 @@ class Branch:
     """
 
     def __init__(
-        self, plan: Plan, shard: int, cursor: Cursor, feed: "Feed | None", failures: "FailuresOfPass | None"
+        self, plan: Plan, shard: int, cursor: Cursor, *, is_fed: bool, failures: "FailuresOfPass | None"
     ) -> None:
         self._plan = plan
         self._failures = failures
         self.shard = plan.shards[shard]
-        self.leaf: BlockLeaf | Feed = BlockLeaf(self.shard.num_blocks, cursor.block) if feed is None else feed
-        self.may_read = self.leaf.next_blocks(1) > 0
+        self.leaf = None if is_fed else BlockLeaf(self.shard.num_blocks, cursor.block)
+        self.may_read = self.leaf is None or self.leaf.next_blocks(1) > 0
         self.queues: list[CallQueue] = []
         self.lanes: list[Lane] = []
         self.inputs: list[Lane | Join] = []
@@ -114,7 +113,9 @@ class Branch:
             self._windows = FilterWindows(self._plan, block)
 
     def next_blocks(self, limit: int) -> int:
-        return self.leaf.next_blocks(limit) if self.may_read else 0
+        if not self.may_read:
+            return 0
+        return limit if self.leaf is None else self.leaf.next_blocks(limit)
 
     def check(self, call: Call, outputs: Outputs) -> None:
         """Records failures and dropped records, in the order of the stream. May truncate the outputs."""

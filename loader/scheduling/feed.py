@@ -88,12 +88,9 @@ class Feed:
         # The block of the latest delivered outputs.
         self._delivered = 0
 
-    def go_to(self, block: int, *, afresh: bool = False) -> None:
-        """Sets the next block to draw, not before the first saved state. The iterator follows at the next draw.
-
-        `afresh` restores the iterator's state even if it is at this block.
-        """
-        if self._next != block or self._has_ended or afresh:
+    def go_to(self, block: int) -> None:
+        """Sets the next block to draw, not before the first saved state. The iterator follows at the next draw."""
+        if self._next != block or self._has_ended:
             self._at = None
         self._next, self._has_ended, self._delivered = block, False, block
 

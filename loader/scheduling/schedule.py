@@ -29,23 +29,27 @@ if TYPE_CHECKING:
 class Schedule:
     """The calls of one pass over the stream of a shard, from a position on.
 
+    Args:
+        is_fed: True if the elements of stage 0 are drawn. Calls of that stage then need a feed.
+
     Attributes:
         failures: the failed records of the pass; None if the first error is raised.
         num_stages: the number of stages with operations that are not local. `take` takes their calls.
     """
 
-    def __init__(self, plan: Plan, position: Position, feed: "Feed | None" = None) -> None:
+    def __init__(self, plan: Plan, position: Position, *, is_fed: bool = False) -> None:
         self._plan = plan
-        self._feed = feed
         self._last_stage = len(plan.stages) - 1
         # The first stage with local operations. It is shared if others of its operations are not local.
         self._first_local = first_local = plan.num_remote_stages
         self._is_shared = first_local <= self._last_stage and (
-            plan.stages[first_local].num_remote_steps > 0 or (first_local == 0 and feed is None)
+            plan.stages[first_local].num_remote_steps > 0 or (first_local == 0 and not is_fed)
         )
         self.num_stages = first_local + self._is_shared
         self.failures = None if plan.errors is None else FailuresOfPass(plan.errors, position)
-        self._branches = [Branch(plan, shard, cursor, feed, self.failures) for shard, cursor in enumerate(position)]
+        self._branches = [
+            Branch(plan, shard, cursor, is_fed=is_fed, failures=self.failures) for shard, cursor in enumerate(position)
+        ]
         first, *others = self._branches
         self._last = first.queues[-1]
         if others:
@@ -118,16 +122,19 @@ class Schedule:
                 return stage
         return 0 if self.num_stages and self.next_blocks(1) else None
 
-    def take(self, stage: int, max_blocks: int = 1) -> Call | None:
-        """Takes the next call of a stage. Returns None if none may run now, or if the leaf has just ended."""
+    def take(self, stage: int, max_blocks: int = 1, feed: "Feed | None" = None) -> Call | None:
+        """Takes the next call of a stage. Returns None if none may run now, or if the leaf has just ended.
+
+        One that needs drawn elements is taken with a `feed` only, because that draws them.
+        """
         if self._untaken[stage]:
             return self._untaken[stage].popleft()
         branch = None if stage else self._branch_to_read()
-        if branch is None or not branch.may_read:
+        if branch is None or not branch.may_read or (leaf := branch.leaf or feed) is None:
             return None
         queue = branch.queues[0]
-        call = branch.leaf.take(branch.shard, max_blocks, queue.skip)
-        branch.may_read = branch.next_blocks(1) > 0
+        call = leaf.take(branch.shard, max_blocks, queue.skip)
+        branch.may_read = branch.may_read and leaf.next_blocks(1) > 0
         if len(self._branches) > 1:
             self._round.popleft()
         if call is None:
@@ -139,11 +146,11 @@ class Schedule:
         branch.begun += call.num_records
         return call
 
-    def take_local(self, max_blocks: int = 1) -> Call | None:
+    def take_local(self, max_blocks: int = 1, feed: "Feed | None" = None) -> Call | None:
         """Takes the next call of local operations, whose input is known. Returns None if none may run now."""
         for stage in reversed(range(self._first_local, self._last_stage + 1)):
             is_shared = stage == self._first_local and self._is_shared
-            call = self._next_received(stage) if is_shared else self.take(stage, max_blocks)
+            call = self._next_received(stage) if is_shared else self.take(stage, max_blocks, feed)
             if call is not None:
                 call.begin_local()
                 return call
@@ -189,12 +196,7 @@ class Schedule:
 
     def pop(self) -> Outputs | None:
         """Returns the next outputs in order, if they are complete. Outputs with an error are the last."""
-        if not self._outputs:
-            return None
-        outputs = self._outputs.popleft()
-        if self._feed is not None:
-            self._feed.delivered(outputs)
-        return outputs
+        return self._outputs.popleft() if self._outputs else None
 
     def _settle(self, branch: Branch, first: int) -> None:
         """Forwards complete outputs of the stages from `first` on, and ends stages that get no more input."""

@@ -41,7 +41,8 @@ def kept(first: int, count: int) -> list[int]:
 def test_each_substream_gets_what_is_its_own(random: Random, counts: list[int]) -> None:
     """However calls of all substreams are ordered and split, each stream equals that of its substream alone."""
     own = substream_of(0, 30)
-    substreams = Substreams(own)
+    substreams = Substreams()
+    substreams.add(own, is_last=True)
     others = [substream_of(1000 * number, count) for number, count in enumerate(counts, 1)]
     for other in others:
         substreams.add(other)
@@ -75,7 +76,8 @@ def test_each_substream_gets_what_is_its_own(random: Random, counts: list[int]) 
 
 def test_what_was_dismissed_is_wanted_by_nobody() -> None:
     """The calls of a dismissed substream are dropped, also when they are answered."""
-    substreams, other = Substreams(substream_of(0, 9)), substream_of(100, 9)
+    substreams, other = Substreams(), substream_of(100, 9)
+    substreams.add(substream_of(0, 9), is_last=True)
     substreams.add(other)
     call = other.take(0)
     assert call is not None
@@ -93,11 +95,11 @@ def test_what_was_dismissed_is_wanted_by_nobody() -> None:
 def test_who_is_waited_for_comes_first_and_all_once() -> None:
     """The substream that is waited for comes first, then the consumer's own, then those that have delivered."""
     own, first, second = substream_of(0, 9), substream_of(100, 9), substream_of(200, 9)
-    substreams = Substreams(own)
+    substreams = Substreams()
+    substreams.add(own, is_last=True)
     substreams.add(first)
     substreams.add(second)
-    with substreams.waiting_for(second):
-        assert list(substreams.by_urgency()) == [second, own, first, second]
+    assert list(substreams.by_urgency(second)) == [second, own, first, second]
     assert list(substreams.by_urgency()) == [own]
     substreams.record_drawn(first, 3)
     assert list(substreams.by_urgency()) == [own, first]
@@ -106,7 +108,8 @@ def test_who_is_waited_for_comes_first_and_all_once() -> None:
 def test_nobody_works_too_far_ahead() -> None:
     """The others together are as far ahead as the first substream needs: each by its share, at least one call."""
     own, often, seldom = substream_of(0, 90), substream_of(1000, 900), substream_of(2000, 900)
-    substreams = Substreams(own)
+    substreams = Substreams()
+    substreams.add(own, is_last=True)
     substreams.add(often)
     substreams.add(seldom)
     substreams.record_drawn(often, 298)
