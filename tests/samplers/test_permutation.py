@@ -11,10 +11,10 @@ from typing import Literal
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy import stats
 
 from millstream.samplers.permutation import permute, permute_one
 
@@ -54,15 +54,15 @@ def shuffles(kind: Kind, n: int) -> Ints:
 
 
 def bins_p(values: Ints, bins: int) -> float:
-    return float(stats.chisquare(np.bincount(values, minlength=bins)).pvalue)
+    return float(scipy.stats.chisquare(np.bincount(values, minlength=bins)).pvalue)
 
 
 def poisson_p(values: Ints) -> float:
     """Returns the p-value of values being Poisson counts of mean 1."""
     observed = np.bincount(np.minimum(values, 5), minlength=6)
-    expected = stats.poisson.pmf(np.arange(6), 1)
-    expected[5] = stats.poisson.sf(4, 1)
-    return float(stats.chisquare(observed, expected * len(values)).pvalue)
+    expected = scipy.stats.poisson.pmf(np.arange(6), 1)
+    expected[5] = scipy.stats.poisson.sf(4, 1)
+    return float(scipy.stats.chisquare(observed, expected * len(values)).pvalue)
 
 
 def odd(permutations: Ints) -> Ints:
@@ -80,7 +80,7 @@ def positions_p(permutations: Ints) -> float:
     count, n = permutations.shape
     cells = np.bincount((permutations + np.arange(n) * n).ravel(), minlength=n * n)
     statistic = ((cells - count / n) ** 2).sum() * (n - 1) / count
-    return float(stats.chi2.sf(statistic, (n - 1) ** 2))
+    return float(scipy.stats.chi2.sf(statistic, (n - 1) ** 2))
 
 
 def which_p(permutations: Ints) -> float:
@@ -176,8 +176,8 @@ def test_a_window_of_a_large_shuffle_is_random(n: int) -> None:
     expected = np.array([min(width, n - width * i) / n for i in range(bins)])
     for values in (here, between_neighbours, here - next_epoch, here - next_seed):
         counts = np.bincount((values % n) // width, minlength=bins)
-        assert stats.chisquare(counts, expected * len(values)).pvalue > SIGNIFICANCE
-    assert abs(stats.pearsonr(np.arange(window.size), here.astype(float)).statistic) < 4 / 256
+        assert scipy.stats.chisquare(counts, expected * len(values)).pvalue > SIGNIFICANCE
+    assert abs(scipy.stats.pearsonr(np.arange(window.size), here.astype(float)).statistic) < 4 / 256
 
 
 def test_is_a_bijection() -> None:
