@@ -17,7 +17,7 @@ from millstream.loader.processes.channel import Result
 from millstream.loader.processes.pool import Died
 from support.faults import user_faults
 from support.faults.memory_limits import memory_limit
-from support.faults.user_faults import At, ReportThen
+from support.faults.user_faults import WAIT_SECONDS, At, ReportThen
 from support.processes.worker_pools import (
     BAD,
     BATCH,
@@ -33,6 +33,7 @@ from support.processes.worker_pools import (
     pids_of,
     pool_of,
     python,
+    sooner_than,
     still_there,
     workers_of,
 )
@@ -191,7 +192,7 @@ def test_a_stopped_fork_server_delays_only_replacements(monkeypatch: pytest.Monk
     assert [next(iterator).tolist() for _ in range(3)] == EXPECTED[1:4]
     expect_stalls(iterator, 1.0)
     os.kill(processes[0], signal.SIGKILL)
-    with pytest.raises(WorkerStalledError, match="still starting"):
+    with sooner_than(WAIT_SECONDS), pytest.raises(WorkerStalledError, match="still starting"):
         list(iterator)
     with at_most(2.0):
         iterator.close()

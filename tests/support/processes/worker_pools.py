@@ -88,13 +88,13 @@ def pids_of(iterator: millstream.DataLoaderIterator) -> list[int]:
 def expect_stalls(iterator: millstream.DataLoaderIterator, seconds: float) -> None:
     """Shortens the stall timeout, once the workers are there: how long they take to start depends on the machine.
 
-    What the consumer has waited for them so far does not count.
+    What the consumer has waited for them so far does not count. Workers that replace them have the timeout, too.
     """
     for worker in workers_of(iterator):
         worker.clock.restart()
         worker.clock.timeout = seconds
-    place = place_of(iterator)
-    place._options = dataclasses.replace(place._options, stall_timeout=seconds)
+    place, pool = place_of(iterator), pool_of(iterator)
+    place._options = pool._options = dataclasses.replace(place._options, stall_timeout=seconds)
 
 
 def wait_until(pid: int, state: str) -> None:
