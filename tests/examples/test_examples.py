@@ -36,9 +36,9 @@ STEP = re.compile(r"step (\d+): (?:loss )?([\d.e+-]+)(?:, batch (\w+)| bits per 
 
 
 @contextlib.contextmanager
-def loaded(name: str) -> Iterator[ModuleType]:
+def loaded(name: str, folder: Path = EXAMPLES) -> Iterator[ModuleType]:
     """Gives an example as a module, its functions not yet called. It finds the others, as when it is run."""
-    specification = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    specification = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
@@ -118,7 +118,7 @@ def train(example: ModuleType, *options: str, until: str = "") -> list[str]:
     ("name", "options", "every", "learned"),
     [
         ("train_flax_nnx", ["--epochs=2"], 10, r"epoch 1: 2\d\d of 300 held-out digits right\n"),
-        ("byte_language_model", ["--steps=24", "--report_every=6"], 6, r"The model writes:\n\n[\s\S]{200}"),
+        ("byte_language_model", ["--steps=12", "--report_every=3"], 3, r"The model writes:\n\n[\s\S]{200}"),
     ],
 )
 def test_an_interrupted_run_continues_with_the_losses_that_would_have_come(
@@ -282,9 +282,16 @@ def test_images_resume_on_fewer_processes(tmp_path: Path) -> None:
 
 
 def test_rows_of_text_resume_on_fewer_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process resumes with the batches of two, of a mixture whose weights change meanwhile. The text is short."""
-    tokens = tmp_path / "tokens"
-    with loaded("pretrain_text") as example:
+    """One process resumes with the batches of two, of a mixture whose weights change meanwhile.
+
+    The text is short, and the model small: three processes compile it.
+    """
+    tokens, text = tmp_path / "tokens", (EXAMPLES / "pretrain_text.py").read_text()
+    for size, small in (("ROW_LENGTH = 512", "ROW_LENGTH = 64"), ("LAYERS = 64, 4, 2", "LAYERS = 16, 2, 1")):
+        assert size in text
+        text = text.replace(size, small)
+    (tmp_path / "pretrain_text.py").write_text(text)
+    with loaded("pretrain_text", tmp_path) as example:
         for corpus in (example.code, example.prose):
             monkeypatch.setattr(example, corpus.__name__, functools.partial(itertools.islice, corpus(), 100))
         example.write_tokens(tokens)
