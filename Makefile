@@ -11,19 +11,21 @@ SOURCES := $(shell git ls-files --cached --others --exclude-standard -- 'millstr
 demo: $(VENV)/.demo ## Train on real images, be killed, resume, and see the same batches.
 	$(BIN)/python examples/train_digits.py
 
-test: $(VENV)/.installed ## Run all tests, on as many cores as there are, up to four.
-	$(BIN)/pytest -n logical --maxprocesses=4 --dist=worksteal
+# A quarter of the time, tests wait for processes and for limits of time: one more than the cores, up to four.
+PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))') --dist=worksteal
+test: $(VENV)/.installed ## Run all tests, in one process more than there are cores, up to four.
+	$(BIN)/pytest $(PARALLEL)
 
 LOWEST := .venv-lowest
 # The oldest Lance allocates what a damaged file asks for, until the system ends the process: one test is left out.
 test-lowest: $(LOWEST)/.installed ## Run the tests of sources and states with the lowest versions that are supported.
-	$(LOWEST)/bin/pytest -n logical --maxprocesses=4 --dist=worksteal tests/sources tests/loader/checkpoints tests/golden \
+	$(LOWEST)/bin/pytest $(PARALLEL) tests/sources tests/loader/checkpoints tests/golden \
 		--deselect tests/sources/formats/test_lance_rows.py::test_damage_is_an_error_or_what_stands_in_the_file
 
 ROUNDS ?= 10
 explore: $(VENV)/.installed ## Run the tests that Hypothesis draws examples for, with new examples in each of ROUNDS=10 rounds.
 	for round in $$(seq $(ROUNDS)); do \
-		HYPOTHESIS_PROFILE=explore $(BIN)/pytest -n logical --maxprocesses=4 --dist=worksteal -m hypothesis || exit; \
+		HYPOTHESIS_PROFILE=explore $(BIN)/pytest $(PARALLEL) -m hypothesis || exit; \
 	done
 
 MINUTES ?= 60
