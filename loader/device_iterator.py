@@ -227,7 +227,6 @@ class DeviceIterator(Inspectable, ResumableIterator):
         self._iterator = iterator
         self.states_are_bytes = iterator.states_are_bytes
         self._stall_timeout: float = getattr(iterator, "stall_timeout", math.inf)
-        self._left_at: float | None = None
         self._placement = placement
         self._agreement = Agreement.of(placement, iterator)
         describe = dict if self._agreement is None else self._agreement.stream_texts
@@ -292,20 +291,17 @@ class DeviceIterator(Inspectable, ResumableIterator):
             ValueError: of a global batch: other processes read another stream, or may have other numbers of rows.
             Exception: an error of an operation or the source, with notes of where it occurred, or of JAX.
         """
-        current, start, profiler = self._staging, time.perf_counter(), self._profiler
+        current = self._staging
         # Also if `start_prefetch` has begun: the wait for workers that start is not an ordinary one.
         is_first = current is None or not current.has_delivered
-        self._consumer.asked_at = start
-        profiler.returned(self._left_at, start)
+        start = self._profiler.begin_wait(self._consumer)
         try:
             with annotation(WAIT):
                 batch = self._alone(self._take)
         finally:
-            self._consumer.asked_at = None
-            self._left_at = time.perf_counter()
-            self._profiler.waited(start, self._left_at, is_first=is_first)
+            # A chain may have changed its pipeline meanwhile, and its profiler with it.
+            self._profiler.end_wait(self._consumer, start, is_first=is_first)
         step = self._position.step if self._counts_records else None
-        # A chain may have changed its pipeline meanwhile, and its profiler with it.
         self._profiler.delivered(1, 0 if step is None else self._iterator.records_between(step - 1, step))
         return batch
 

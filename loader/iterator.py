@@ -13,7 +13,6 @@ Guarantees:
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, Self, final
 
@@ -115,7 +114,6 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         self._has_ended = False
         # True if the executor, if any, is at the end of `_outputs`. False if it was interrupted.
         self._is_sound = True
-        self._left_at: float | None = None
         # Elements of workers are copies already.
         self._copies = self._plan.yields_held_memory
         self._at_end: Callable[[], object] | None = None
@@ -522,9 +520,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
                 has_outputs = self._take_outputs()
             else:
                 # Also if `start_prefetch` has begun: the wait for workers that start is not an ordinary one.
-                start, is_first = time.perf_counter(), self._outputs is None
-                self.asked_at = start
-                self._profiler.returned(self._left_at, start)
+                is_first, start = self._outputs is None, self._profiler.begin_wait(self)
                 try:
                     if (trace := annotation_if_tracing(WAIT)) is None:
                         has_outputs = self._take_outputs()
@@ -532,9 +528,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
                         with trace:
                             has_outputs = self._take_outputs()
                 finally:
-                    self.asked_at = None
-                    self._left_at = time.perf_counter()
-                    self._profiler.waited(start, self._left_at, is_first=is_first)
+                    self._profiler.end_wait(self, start, is_first=is_first)
             if not has_outputs:
                 raise StopIteration
 

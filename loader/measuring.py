@@ -269,6 +269,18 @@ DELAY_SECONDS = 1.0
 """The time between two measurements of the time without a core, which read a file per thread."""
 
 
+class Waiter:
+    """The place at which the trainer waits: its outermost iterator.
+
+    Attributes:
+        asked_at: the time since which the trainer is inside `next`; None while it is not.
+        left_at: the time at which it left `next` last; None before.
+    """
+
+    asked_at: float | None = None
+    left_at: float | None = None
+
+
 class Event(NamedTuple):
     """A failure, with its time and a sentence about it."""
 
@@ -376,8 +388,10 @@ class Profiler:
 
         return run_with_costs
 
-    def returned(self, left_at: float | None, now: float) -> None:
-        """Records that the consumer asks for outputs, after the time away since it left."""
+    def begin_wait(self, waiter: Waiter) -> float:
+        """Records that the consumer asks for outputs, after its time outside `next`. Returns the time."""
+        waiter.asked_at = now = time.perf_counter()
+        left_at = waiter.left_at
         self.timed_outputs = self.outputs
         self._consumer = threading.get_ident()
         self._cores_before_wait, self._delays_before_wait = self.core_seconds, self.delay_seconds
@@ -387,9 +401,11 @@ class Profiler:
             self.recorder.will_work()
             if left_at is not None:
                 self.recorder.record_trainer(TRAINS, left_at, now)
+        return now
 
-    def waited(self, start: float, stop: float, *, is_first: bool) -> None:
-        """Records a wait of the consumer, the first one if no work had begun before."""
+    def end_wait(self, waiter: Waiter, start: float, *, is_first: bool) -> None:
+        """Records a wait that began at `start`, the first one if no work had begun before."""
+        waiter.asked_at, waiter.left_at = None, (stop := time.perf_counter())
         self._seconds[NEXT] += stop - start
         if self.recorder is not None:
             self.recorder.record_trainer(STARTS if is_first else WAITS, start, stop)

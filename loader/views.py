@@ -23,7 +23,7 @@ from millstream.configuration import config
 from millstream.core.checks import as_integer
 from millstream.loader import reporting
 from millstream.loader.checkpoints.state import epoch_of
-from millstream.loader.measuring import CONSUMER, LOADER, NEXT, Frontend, Profiler
+from millstream.loader.measuring import CONSUMER, LOADER, NEXT, Frontend, Profiler, Waiter
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -407,30 +407,23 @@ class Inspectable:
 
 
 @dataclasses.dataclass
-class Consumer:
-    """The position of an iterator that the trainer calls instead of the one below, for instance that of device_put.
-
-    Attributes:
-        asked_at: the time since which the trainer is inside `next`; None while it computes.
-    """
+class Consumer(Waiter):
+    """The position of an iterator that the trainer calls instead of the one below, for instance that of device_put."""
 
     step: int
     epoch: int | None
-    asked_at: float | None = None
 
 
-class Measured:
+class Measured(Waiter):
     """An iterator that measures the trainer's waits, unless a consumer around it does so.
 
     Any thread may call its methods.
 
     Attributes:
         consumer: the consumer that measures its own waits; None if this iterator measures those of the trainer.
-        asked_at: the time since which the trainer waits inside `next`; None while it does not.
     """
 
     consumer: Consumer | None = None
-    asked_at: float | None = None
 
     @property
     def lifecycle(self) -> str:

@@ -71,7 +71,6 @@ class RecoveringIterator(Measured, Exclusive, SavingIterator[T_co]):
     """Returns the first elements, drawn a second time, and True if they are batches; None if that is impossible."""
     replaced: "LoaderSnapshot | None" = None
     """The sums of earlier iterators below, which others have replaced."""
-    _left_at: float | None = None
     _is_first = False
     """True if the first of `_waits` is one for the first element of a pass."""
     _num_waits = 0
@@ -213,8 +212,8 @@ class RecoveringIterator(Measured, Exclusive, SavingIterator[T_co]):
         self.profiler.delivered(step - before, 0)
         if waits:
             self._num_waits += len(waits)
-            self.profiler.waited_often(self._left_at, waits, self._num_waits, is_first=self._is_first)
-            self._left_at, self._is_first = waits[-1][1], False
+            self.profiler.waited_often(self.left_at, waits, self._num_waits, is_first=self._is_first)
+            self.left_at, self._is_first = waits[-1][1], False
 
     @property
     def lifecycle(self) -> str:

@@ -33,6 +33,7 @@ FOR_THE_LIBRARY = {
     "is_in_memory",
     "keeps_remainder",
     "known_size",
+    "left_at",
     "let_measure",
     "lifecycle",
     "loader_state",
