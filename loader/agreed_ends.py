@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from millstream.loader.device_placement import Placement, difference_of, gathered_texts, hosts_axis, in_own_thread
+from millstream.loader.device_placement import Placement, difference_of, gathered_texts, hosts_axis
+from millstream.loader.threads.thread_settings import in_fresh_thread
 
 VALID = "valid"
 """The name of the leaf that is True for rows with an element."""
@@ -88,7 +89,7 @@ class AgreedEnds:
         rows = 0 if outcome is None else _FAILED if isinstance(outcome, BaseException) else outcome.batch[1]
         if not self._placement.is_global:
             return Pending(outcome, np.array([rows]))
-        return Pending(outcome, in_own_thread(functools.partial(self._gather, rows)))
+        return Pending(outcome, in_fresh_thread(functools.partial(self._gather, rows)))
 
     def batch_of(self, pending: Pending) -> Any:
         """Returns the batch of all hosts, None if all have ended, or raises the error of a host."""

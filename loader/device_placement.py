@@ -9,7 +9,6 @@ Guarantees of the agreement:
 import collections
 import contextlib
 import json
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from millstream.core import tree
 from millstream.core.trace_annotations import TRANSFER, annotation
 from millstream.core.warn import log_warning
+from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.sharding import RowGroup, ShardOptions
 
 if TYPE_CHECKING:
@@ -174,15 +174,15 @@ def _check(device: Any) -> None:
         case None:
             return
         case jax.Device():
-            has_own = device.process_index == jax.process_index()
+            is_addressable = device.process_index == jax.process_index()
         case jax.sharding.Sharding():
-            has_own = bool(device.addressable_devices)
+            is_addressable = bool(device.addressable_devices)
         case _:
             raise TypeError(
                 "device must be a jax.Device, a jax.sharding.Sharding, for instance NamedSharding(mesh, "
                 f"PartitionSpec('data')), or None, got {device!r} of type {type(device).__name__}."
             )
-    if not has_own:
+    if not is_addressable:
         raise ValueError(
             f"device must belong to this process, number {jax.process_index()} of {jax.process_count()}, at least in "
             f"part, got {device}. Use jax.local_devices(), or a sharding over the devices of all processes."
@@ -299,44 +299,28 @@ class Agreement:
 
     def stream_texts(self) -> dict[str, str]:
         """Returns the texts of the stream that must be the same on all hosts."""
-        own = getattr(self._iterator, "texts_for_hosts", None)
-        identity, _ = ({}, {}) if own is None else own(is_same_shard=self._is_one_group)
+        identity, _ = self._texts_for_hosts()
         return {"iterator": type(self._iterator).__name__, **identity}
 
+    def _texts_for_hosts(self) -> tuple[dict[str, str], dict[str, str]]:
+        describe = getattr(self._iterator, "texts_for_hosts", None)
+        return ({}, {}) if describe is None else describe(is_same_shard=self._is_one_group)
+
     def _texts(self, step: int | None, batch: Any, error: Exception | None) -> Texts:
-        own = getattr(self._iterator, "texts_for_hosts", None)
-        identity, content = ({}, {}) if own is None else own(is_same_shard=self._is_one_group)
+        identity, content = self._texts_for_hosts()
         outcomes = {type(None): "a batch", StopIteration: "none, because the stream has ended"}
         first = outcomes.get(type(error), f"an error, {type(error).__name__}")
         leaves = {} if error is not None else {path: f"{leaf.dtype} {leaf.shape}" for path, leaf in leaves_of(batch)}
-        own_texts = {"first batch": first, "iterator": type(self._iterator).__name__, "step": str(step)}
+        outcome_texts = {"first batch": first, "iterator": type(self._iterator).__name__, "step": str(step)}
         arrays = {f"batch{path}": text for path, text in leaves.items()}
-        return {"identity": {**own_texts, **identity, **arrays}, "content": content}
+        return {"identity": {**outcome_texts, **identity, **arrays}, "content": content}
 
 
 def gathered_texts(sharding: "jax.sharding.Sharding", texts: Texts) -> dict[int, Texts] | None:
     """Returns the texts of each process of a sharding, by its number; None if they are equal."""
-    result = in_own_thread(lambda: _exchanged(sharding, json.dumps(texts).encode()))
+    # A thread of the library has no context of the trainer's, such as another mesh.
+    result = in_fresh_thread(lambda: _exchanged(sharding, json.dumps(texts).encode()))
     return None if result is None else {process: json.loads(encoded) for process, encoded in result.items()}
-
-
-def in_own_thread(call: Callable[[], Any]) -> Any:
-    """Returns the result of a call in a new thread, which has no context of the trainer's, such as another mesh."""
-    results: list[Any] = []
-
-    def work() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:  # noqa: BLE001  (raised by the caller)
-            results.append(error)
-
-    thread = threading.Thread(target=work, name="millstream-hosts", daemon=True)
-    thread.start()
-    thread.join()
-    (result,) = results
-    if isinstance(result, BaseException):
-        raise result
-    return result
 
 
 def _exchanged(sharding: "jax.sharding.Sharding", encoded: bytes) -> dict[int, bytes] | None:
@@ -345,16 +329,16 @@ def _exchanged(sharding: "jax.sharding.Sharding", encoded: bytes) -> dict[int, b
     if len({mark.tobytes() for mark in marks.values()}) == 1:
         return None
     lengths = {process: int(length) for process, (_, length) in marks.items()}
-    own = np.zeros(max(lengths.values()), np.uint8)
-    own[: len(encoded)] = np.frombuffer(encoded, np.uint8)
-    rows = _allgather(sharding, own)
+    row = np.zeros(max(lengths.values()), np.uint8)
+    row[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    rows = _allgather(sharding, row)
     return {process: row[: lengths[process]].tobytes() for process, row in rows.items()}
 
 
-def _allgather(sharding: "jax.sharding.Sharding", own: NDArray[Any]) -> dict[int, NDArray[Any]]:
+def _allgather(sharding: "jax.sharding.Sharding", row: NDArray[Any]) -> dict[int, NDArray[Any]]:
     """Returns the array of each process of a sharding; all of these must call this. Others need not."""
     make, unchanged = hosts_axis(sharding)
-    gathered = unchanged(make(own))
+    gathered = unchanged(make(row))
     return dict(zip(_devices_of(sharding), np.asarray(gathered.addressable_data(0)), strict=True))
 
 
@@ -377,8 +361,8 @@ def hosts_axis(sharding: "jax.sharding.Sharding") -> tuple[Callable[[NDArray[Any
     mesh = Mesh(np.array([of_process[:width] for of_process in devices.values()]), ("hosts", "devices"))
     rows = NamedSharding(mesh, PartitionSpec("hosts"))
 
-    def make(own: NDArray[Any]) -> Any:
-        return jax.make_array_from_process_local_data(rows, own[np.newaxis], (len(devices), *own.shape))
+    def make(row: NDArray[Any]) -> Any:
+        return jax.make_array_from_process_local_data(rows, row[np.newaxis], (len(devices), *row.shape))
 
     return make, jax.jit(_unchanged, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
