@@ -255,7 +255,7 @@ def observed(observe: Observe) -> Iterator[None]:
         _local.observe = before
 
 
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 Times: TypeAlias = Sequence[Any]
 """The seconds of all stages in order, the processor time, the time without a core, and the costs if measured."""
 
@@ -274,11 +274,11 @@ class Waiter:
 
     Attributes:
         asked_at: the time since which the trainer is inside `next`; None while it is not.
-        left_at: the time at which it left `next` last; None before.
+        returned_at: the time at which it left `next` last; None before.
     """
 
     asked_at: float | None = None
-    left_at: float | None = None
+    returned_at: float | None = None
 
 
 class Event(NamedTuple):
@@ -351,14 +351,14 @@ class Profiler:
     def add(self, stage: str, seconds: float) -> None:
         self._seconds[stage] += seconds
 
-    def timed(self, stage: str, function: Callable[..., Result]) -> Callable[..., Result]:
+    def timed(self, stage: str, function: Callable[..., ResultT]) -> Callable[..., ResultT]:
         recorder = self.recorder
         if recorder is not None:
             function = annotated(stage, function)
         # Local names, because this runs several times per block.
         clock, this_thread = time.perf_counter, threading.get_ident
 
-        def run_measured(*arguments: Any) -> Result:
+        def run_measured(*arguments: Any) -> ResultT:
             start = clock()
             try:
                 return function(*arguments)
@@ -372,11 +372,11 @@ class Profiler:
 
         return run_measured if self.costs is None else self._with_costs(stage, run_measured, self.costs)
 
-    def _with_costs(self, stage: str, function: Callable[..., Result], costs: "CostMeter") -> Callable[..., Result]:
+    def _with_costs(self, stage: str, function: Callable[..., ResultT], costs: "CostMeter") -> Callable[..., ResultT]:
 
         self._last[stage] = function
 
-        def run_with_costs(*arguments: Any) -> Result:
+        def run_with_costs(*arguments: Any) -> ResultT:
             with observed(costs.add):
                 start = time.perf_counter()
                 result = function(*arguments)
@@ -391,21 +391,21 @@ class Profiler:
     def begin_wait(self, waiter: Waiter) -> float:
         """Records that the consumer asks for outputs, after its time outside `next`. Returns the time."""
         waiter.asked_at = now = time.perf_counter()
-        left_at = waiter.left_at
+        returned_at = waiter.returned_at
         self.timed_outputs = self.outputs
         self._consumer = threading.get_ident()
         self._cores_before_wait, self._delays_before_wait = self.core_seconds, self.delay_seconds
-        if left_at is not None:
-            self._seconds[CONSUMER] += now - left_at
+        if returned_at is not None:
+            self._seconds[CONSUMER] += now - returned_at
         if self.recorder is not None:
             self.recorder.will_work()
-            if left_at is not None:
-                self.recorder.record_trainer(TRAINS, left_at, now)
+            if returned_at is not None:
+                self.recorder.record_trainer(TRAINS, returned_at, now)
         return now
 
     def end_wait(self, waiter: Waiter, start: float, *, is_first: bool) -> None:
         """Records a wait that began at `start`, the first one if no work had begun before."""
-        waiter.asked_at, waiter.left_at = None, (stop := time.perf_counter())
+        waiter.asked_at, waiter.returned_at = None, (stop := time.perf_counter())
         self._seconds[NEXT] += stop - start
         if self.recorder is not None:
             self.recorder.record_trainer(STARTS if is_first else WAITS, start, stop)
@@ -418,16 +418,16 @@ class Profiler:
             self.on_wait()
 
     def waited_often(
-        self, left_at: float | None, waits: Sequence[tuple[float, float]], total: int, *, is_first: bool
+        self, returned_at: float | None, waits: Sequence[tuple[float, float]], total: int, *, is_first: bool
     ) -> None:
         """Records several waits for one output each, in order, and the time between them.
 
-        `left_at` is the end of the wait before, if any, and `total` the number of all waits so far.
+        `returned_at` is the end of the wait before, if any, and `total` the number of all waits so far.
         """
         self._consumer = threading.get_ident()
         seconds = [stop - start for start, stop in waits]
         self._seconds[NEXT] += sum(seconds)
-        self._seconds[CONSUMER] += waits[-1][1] - (waits[0][0] if left_at is None else left_at) - sum(seconds)
+        self._seconds[CONSUMER] += waits[-1][1] - (waits[0][0] if returned_at is None else returned_at) - sum(seconds)
         self.first_seconds += seconds.pop(0) if is_first else 0.0
         self.waits.extend(seconds)
         # The time after the last output is not known yet; the end of a stream is waited for, too.
@@ -533,3 +533,32 @@ def scheduling_of_threads() -> Scheduling:
                 numbers = [int(number) for number in file.read().split()]
             computed, delayed, slices = computed + numbers[0], delayed + numbers[1], slices + numbers[2]
     return Scheduling(computed / 1e9, delayed / 1e9, slices)
+
+
+class WorkerStatus(NamedTuple):
+    """A snapshot of a worker."""
+
+    number: int
+    pid: int | None  # None until it is known.
+    is_here: bool  # True if the process runs on this machine.
+    calls: int  # The number of unanswered calls.
+    begun: str | None  # A description of the call that it began last; None if that is unknown.
+
+
+class ExecutorStatus(NamedTuple):
+    """A snapshot of an engine."""
+
+    begun: int  # The number of calls that have begun, can begin, or have outputs that were not delivered.
+    ready: int  # The number of these calls that are complete.
+    max_threads: int = 0
+    busy_threads: int = 0
+    workers: tuple[WorkerStatus, ...] = ()
+
+
+class PipelineStatus(NamedTuple):
+    """A snapshot of the iterators of a pipeline."""
+
+    lifecycle: str  # That of the newest one: idle, running or closed.
+    waits_for: float | None  # Seconds that the trainer has been inside `next`; None if it is not.
+    num_ready: int  # The number of outputs that `next` can return immediately.
+    loads: tuple[ExecutorStatus, ...]  # The engines, also those below.

@@ -48,6 +48,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias, final
 
 from millstream.core.signals import SignalSafeLock, is_from_signal_handler
+from millstream.loader.measuring import PipelineStatus, WorkerStatus
 from millstream.loader.processes.channel import NO_SIGNAL
 from millstream.loader.processes.process_report import process_report
 from millstream.loader.reporting.advice import advice_of
@@ -117,9 +118,9 @@ class _Reader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        if (left := self._deadline - time.monotonic()) <= 0:
+        if (seconds := self._deadline - time.monotonic()) <= 0:
             raise TimeoutError
-        self._connection.settimeout(left)
+        self._connection.settimeout(seconds)
         return self._connection.recv_into(buffer)
 
 
@@ -256,7 +257,7 @@ class Pipeline(Protocol):
     is_closed: bool
 
     def snapshot(self) -> LoaderSnapshot: ...
-    def status(self) -> Any: ...
+    def status(self) -> PipelineStatus: ...
     def everything_below(self) -> Iterable[Self]: ...
     def living_iterators(self) -> Sequence[Any]: ...
 
@@ -359,11 +360,9 @@ def _snapshot() -> dict[str, Any]:
 
 
 def _pipeline(number: int, insight: Pipeline) -> dict[str, Any]:
-    snapshot, status = insight.snapshot(), dataclasses.asdict(insight.status())
-    for load in status["loads"]:
-        for worker in load["workers"]:
-            worker["process"] = _report(worker["pid"]) if worker["is_here"] and worker["pid"] is not None else None
-    return status | {
+    snapshot, status = insight.snapshot(), insight.status()
+    return status._asdict() | {
+        "loads": [load._asdict() | {"workers": list(map(_worker, load.workers))} for load in status.loads],
         "number": number,
         "source": snapshot.source.name,
         "order": snapshot.order.name,
@@ -377,6 +376,11 @@ def _pipeline(number: int, insight: Pipeline) -> dict[str, Any]:
         ],
         "advice": [advice.text for advice in advice_of(snapshot)],
     }
+
+
+def _worker(worker: WorkerStatus) -> dict[str, Any]:
+    process = _report(worker.pid) if worker.is_here and worker.pid is not None else None
+    return worker._asdict() | {"process": process}
 
 
 def _report(pid: int) -> Mapping[str, Any] | None:
@@ -424,7 +428,7 @@ SUFFIX = ".sock"
 CONNECT_SECONDS = 5.0
 """Timeout for an answer. A trainer in C code that holds the interpreter's lock answers after it."""
 
-FORMAT = 3
+FORMAT = 4
 HOW_TO_SERVE = "Start it with MILLSTREAM_TOP=1 in its environment, or call loader.serve_top() in it."
 NONE_SERVED = f"No running trainer of yours can be monitored. {HOW_TO_SERVE.replace('it', 'one', 1)}"
 

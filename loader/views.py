@@ -23,7 +23,16 @@ from millstream.configuration import config
 from millstream.core.checks import as_integer
 from millstream.loader import reporting
 from millstream.loader.checkpoints.state import epoch_of
-from millstream.loader.measuring import CONSUMER, LOADER, NEXT, Frontend, Profiler, Waiter
+from millstream.loader.measuring import (
+    CONSUMER,
+    LOADER,
+    NEXT,
+    ExecutorStatus,
+    Frontend,
+    PipelineStatus,
+    Profiler,
+    Waiter,
+)
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -37,7 +46,6 @@ if TYPE_CHECKING:
     from millstream.loader.reporting.preview import Preview, Trace
     from millstream.loader.reporting.snapshot import ComponentCounter, LoaderSnapshot, Measurements, Streams
     from millstream.loader.reporting.summary import Summary
-    from millstream.loader.scheduling.status import ExecutorStatus, PipelineStatus
 
 
 def serve_if_requested(pipeline: Any) -> None:
@@ -89,13 +97,13 @@ class Insight:
 
     def snapshot(self) -> "LoaderSnapshot":
         """Returns the measurements so far, with those of the iterators below."""
-        outermost, below = self._own_snapshot(), self._below()
+        outermost, below = self._outermost_snapshot(), self._below()
         if not below:
             return outermost
         _, first = below[0]
         return dataclasses.replace(reporting.snapshot.joined(outermost, below), source=first.source, order=first.order)
 
-    def _own_snapshot(self) -> "LoaderSnapshot":
+    def _outermost_snapshot(self) -> "LoaderSnapshot":
         choice = self._choice
         workers = self._workers if choice is None else self._workers.of_number(choice.num_workers)
         if (description := self._descriptions.get(workers.num_workers)) is None:
@@ -136,10 +144,8 @@ class Insight:
         found = [event for one in (self, *self.everything_below()) for event in one.profiler.events.copy()]
         return sorted(found, key=lambda event: event.at)
 
-    def status(self) -> "PipelineStatus":
+    def status(self) -> PipelineStatus:
         """Returns the current status of the iterators, for monitoring. Any thread may call it."""
-        from millstream.loader.scheduling.status import PipelineStatus  # noqa: PLC0415  (lazy: only monitoring needs it)
-
         iterators = self.living_iterators()
         waits = [seconds for iterator in iterators if (seconds := iterator.waits_for()) is not None]
         below = [iterator for insight in self.everything_below() for iterator in insight.living_iterators()]
@@ -147,7 +153,7 @@ class Insight:
         return PipelineStatus(
             lifecycle=iterators[-1].lifecycle if iterators else "idle",
             waits_for=max(waits, default=None),
-            at_hand=sum(iterator.num_at_hand() for iterator in iterators),
+            num_ready=sum(iterator.num_ready() for iterator in iterators),
             loads=tuple(loads),
         )
 
@@ -464,11 +470,11 @@ class Measured(Waiter):
         """Returns the failed records that were delivered and not counted yet."""
         return []
 
-    def num_at_hand(self) -> int:
+    def num_ready(self) -> int:
         """Returns the number of outputs that `next` can return immediately."""
         return 0
 
-    def executor_status(self) -> "ExecutorStatus | None":
+    def executor_status(self) -> ExecutorStatus | None:
         """Returns a snapshot of the work in progress; None if there is none, or it is not available now."""
         return None
 
@@ -507,13 +513,15 @@ def prometheus_text(loaders: Inspectable | Mapping[str, Inspectable]) -> str:
     return reporting.summary.exposition({name: loader.insight.snapshot() for name, loader in named.items()})
 
 
-Made = TypeVar("Made")
+IteratorT = TypeVar("IteratorT")
 
 _is_opening = contextvars.ContextVar("millstream_is_opening", default=False)
 _numbers = itertools.count()
 
 
-def visualized(caller: FrameType, make: Callable[[], Made], text: Callable[[], str], html: Callable[[], str]) -> Made:
+def visualized(
+    caller: FrameType, make: Callable[[], IteratorT], text: Callable[[], str], html: Callable[[], str]
+) -> IteratorT:
     """Returns a new iterator, and shows a diagram of its pipeline if the settings ask for one.
 
     Iterators that the library makes for itself have none, nor have those that an iterator draws from.

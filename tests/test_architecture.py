@@ -32,7 +32,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "engine": {
             *("pipeline", "scheduling", "measuring", "threads", "transport", "workers", "processes", "cluster"),
         },
-        "monitoring": {"processes", "reporting", "threads"},
+        "monitoring": {"measuring", "processes", "reporting", "threads"},
         "replicas": {
             "checkpoints",
             "measuring",

@@ -136,7 +136,7 @@ def _progress_lines(now: Snapshot) -> Iterator[Line]:
     # Streams may share their threads.
     busy, most = (max(load[count] for load in loads) for count in ("busy_threads", "max_threads"))
     threads = f", {busy} of {most} threads busy" if most else ""
-    more = f", {now['at_hand']:,} fetched" if now["at_hand"] else ""
+    more = f", {now['num_ready']:,} fetched" if now["num_ready"] else ""
     yield [
         Segment("  prefetched      "),
         *_bar(ready / begun if begun else 0.0, FULL),

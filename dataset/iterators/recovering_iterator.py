@@ -21,7 +21,7 @@ from millstream.loader import reporting
 from millstream.loader.checkpoints.checkpointable import Exclusive
 from millstream.loader.checkpoints.envelope import SavedPosition
 from millstream.loader.checkpoints.state import Stream
-from millstream.loader.measuring import FED_CHAIN, Profiler
+from millstream.loader.measuring import FED_CHAIN, ExecutorStatus, Profiler
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.feed import KEPT_ELEMENTS
@@ -32,7 +32,6 @@ from millstream.sharding import NoSharding
 if TYPE_CHECKING:
     from millstream.loader.engine.crew import Crew
     from millstream.loader.reporting.snapshot import LoaderSnapshot
-    from millstream.loader.scheduling.status import ExecutorStatus
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -212,8 +211,8 @@ class RecoveringIterator(Measured, Exclusive, SavingIterator[T_co]):
         self.profiler.delivered(step - before, 0)
         if waits:
             self._num_waits += len(waits)
-            self.profiler.waited_often(self.left_at, waits, self._num_waits, is_first=self._is_first)
-            self.left_at, self._is_first = waits[-1][1], False
+            self.profiler.waited_often(self.returned_at, waits, self._num_waits, is_first=self._is_first)
+            self.returned_at, self._is_first = waits[-1][1], False
 
     @property
     def lifecycle(self) -> str:
@@ -227,7 +226,7 @@ class RecoveringIterator(Measured, Exclusive, SavingIterator[T_co]):
         """Uses workers with these options, until the end, where the next iterator gets them."""
         self._crew, self.workers, self.reading = crew, workers, reading
 
-    def executor_status(self) -> "ExecutorStatus | None":
+    def executor_status(self) -> ExecutorStatus | None:
         # The workers change meanwhile. A status that fails now succeeds the next time.
         with contextlib.suppress(RuntimeError, LookupError, OSError):
             return None if self._crew is None else self._crew.status()
@@ -356,7 +355,7 @@ class JoinInsight(Insight):
         return join is None or join.lifecycle == "closed"
 
     def snapshot(self) -> "LoaderSnapshot":
-        join, own = self._join, self._own_snapshot()
+        join, own = self._join, self._outermost_snapshot()
         shown = reporting.snapshot.joined(own, self._below(), join.replaced)
         return dataclasses.replace(
             shown,

@@ -17,7 +17,7 @@ from millstream.core.signals import is_from_signal_handler
 from millstream.core.warn import log_info, log_warning
 from millstream.loader.engine.engine import Budget, Engine, GivenUp
 from millstream.loader.engine.worker_choice import Window, WorkerChoice
-from millstream.loader.measuring import Profiler, Scheduling, scheduling_of_threads
+from millstream.loader.measuring import ExecutorStatus, Profiler, Scheduling, scheduling_of_threads
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from millstream.loader.engine.crew import WorkerSlots
-    from millstream.loader.scheduling.status import ExecutorStatus
 
 WINDOW_SECONDS = 0.1
 MAX_WINDOW_SECONDS = 1.0
@@ -111,7 +110,7 @@ class AutoEngine(Engine):
             self._record(now, Window(0.0, count, now - begin, time.process_time() - computed))
         return outputs
 
-    def status(self) -> "ExecutorStatus":
+    def status(self) -> ExecutorStatus:
         status = super().status()
         for budget in (self._budget_here, self._workers):
             if budget is not None and budget is not self.budget and (place := budget.place) is not None:

@@ -16,11 +16,10 @@ from millstream.core.signals import interrupts
 from millstream.loader.engine.engine import Budget, Engine
 from millstream.loader.engine.places import Here
 from millstream.loader.engine.workers import Workers
-from millstream.loader.measuring import Profiler
+from millstream.loader.measuring import ExecutorStatus, Profiler
 from millstream.loader.pipeline.calls import Outputs
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
-from millstream.loader.scheduling.status import ExecutorStatus
 from millstream.loader.workers.pools import WarmPools
 
 TakeWorkers: TypeAlias = Callable[[Any, list[None], Here], Workers[Any]]

@@ -23,6 +23,7 @@ from millstream.loader.engine import policy
 from millstream.loader.engine.places import Here, Place, Threads
 from millstream.loader.engine.policy import RECORDS_PER_CALL, CallSize, Costs, cautious_estimate
 from millstream.loader.engine.substreams import Sink, Substream, taken_call
+from millstream.loader.measuring import ExecutorStatus
 from millstream.loader.pipeline.calls import Call, Outputs, Position
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
@@ -37,11 +38,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from millstream.loader.scheduling.feed import Feed
-    from millstream.loader.scheduling.status import ExecutorStatus
 
 
 class GivenUp(Exception):  # noqa: N818  (internal)
-    """An engine cannot go on. Another one at the same position does."""
+    """An engine cannot go on. Another one at the same position does.
+
+    An exception, because the error that it replaces is raised far below `next_outputs`, which is called per batch.
+    """
 
 
 class Budget:
@@ -335,10 +338,8 @@ class Engine:
         """True if the consumer's thread may run code of the user."""
         return self._has_local or self.budget.runs_user_code_here
 
-    def status(self) -> "ExecutorStatus":
+    def status(self) -> ExecutorStatus:
         """Returns a snapshot of the work in progress. Thread-safe: it may be slightly outdated."""
-        from millstream.loader.scheduling.status import ExecutorStatus  # noqa: PLC0415  (lazy: only monitoring needs it)
-
         status, place = ExecutorStatus(self.schedule.backlog, self.schedule.ready), self.budget.place
         return status if place is None else place.status(status)
 

@@ -12,16 +12,16 @@ Guarantees:
 
 import abc
 import contextlib
-import dataclasses
 import functools
 import queue
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 from millstream.core.columnar import Allocate
 from millstream.core.signals import is_from_signal_handler
 from millstream.loader.engine.substreams import Sink
+from millstream.loader.measuring import ExecutorStatus
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
@@ -29,9 +29,6 @@ from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.shared_work import RecordTime, SharedWork
 from millstream.loader.threads.thread_settings import ThreadSettings
 from millstream.loader.threads.waiting import StallClock, TimedQueue, watched
-
-if TYPE_CHECKING:
-    from millstream.loader.scheduling.status import ExecutorStatus
 
 
 class Place(abc.ABC):
@@ -59,7 +56,7 @@ class Place(abc.ABC):
         """Raises a RuntimeError in a forked process, which must not use the place."""
 
     @abc.abstractmethod
-    def status(self, others: "ExecutorStatus") -> "ExecutorStatus":
+    def status(self, others: ExecutorStatus) -> ExecutorStatus:
         """Adds a snapshot of this place to that of others. Thread-safe."""
 
     def stacks(self) -> dict[int, str]:
@@ -161,7 +158,7 @@ class Threads(Place):
             # Slices are shared already.
             with work.for_sources() if prepare_blocks is None else contextlib.nullcontext():
                 elements, seconds = readers.run_timed(make, Elements.failed)
-            finished.put(_Finished(call, elements, seconds + work.seconds_of_others))
+            finished.put(_Finished(call, elements, seconds + work.helper_seconds))
 
         self._in_flight[call] = None
         readers.submit(run_call)
@@ -200,9 +197,8 @@ class Threads(Place):
     def check_process(self) -> None:
         self.readers.check_process()
 
-    def status(self, others: "ExecutorStatus") -> "ExecutorStatus":
-        return dataclasses.replace(
-            others,
+    def status(self, others: ExecutorStatus) -> ExecutorStatus:
+        return others._replace(
             ready=others.ready + len(self._finished),
             max_threads=self.readers.size,
             busy_threads=self.readers.num_busy,

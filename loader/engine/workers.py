@@ -9,7 +9,6 @@ Guarantees:
 """
 
 import abc
-import dataclasses
 import functools
 import sys
 import weakref
@@ -21,7 +20,7 @@ from millstream.core.warn import log_warning
 from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.engine.places import Here, Place
 from millstream.loader.engine.substreams import Substream, Substreams
-from millstream.loader.measuring import Profiler
+from millstream.loader.measuring import ExecutorStatus, Profiler, WorkerStatus
 from millstream.loader.pipeline.calls import Blocks, Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
@@ -35,7 +34,6 @@ from millstream.loader.workers.pools import Pool, WarmPools, WorkerT, check_proc
 
 if TYPE_CHECKING:
     from millstream.loader.engine.engine import Engine
-    from millstream.loader.scheduling.status import ExecutorStatus
 
 
 IDLE_CALLS = 4
@@ -230,19 +228,16 @@ class Workers(Place, Generic[WorkerT]):
         self._check_stalls()
         self.submit_lost()
 
-    def status(self, others: "ExecutorStatus") -> "ExecutorStatus":
+    def status(self, others: ExecutorStatus) -> ExecutorStatus:
         # Until the consumer asks for outputs, a finished call is recognised by the call that its worker began next.
-        from millstream.loader.scheduling.status import WorkerStatus  # noqa: PLC0415  (lazy: only reports need it)
-
         workers, finished = [], 0
         for worker in list(self._pool.workers):
             calls, begun = worker.calls.copy(), self._current_call(worker)
             finished += calls.index(begun) if begun in calls else 0
             call = self._assignments.call(begun) if begun is not None and begun in calls else None
             text = None if call is None else self.substreams.blocks_text(call)
-            num_calls, waited = len(calls), worker.clock.waited
-            workers.append(WorkerStatus(worker.number, worker.pid, self._are_local, num_calls, text, waited))
-        return dataclasses.replace(others, ready=others.ready + finished, workers=tuple(workers))
+            workers.append(WorkerStatus(worker.number, worker.pid, self._are_local, len(calls), text))
+        return others._replace(ready=others.ready + finished, workers=tuple(workers))
 
     def pause(self) -> None:
         """Releases the pool to the next iterator, with warm workers. Calls in work are finished and dropped."""

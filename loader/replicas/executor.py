@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from millstream.core.warn import log_info, log_warning
 from millstream.loader.engine.engine import Engine
-from millstream.loader.measuring import Profiler
+from millstream.loader.measuring import ExecutorStatus, Profiler
 from millstream.loader.monitoring import is_of_own_user
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.failing_records import FailuresByShard, FailuresOfPass
@@ -27,7 +27,6 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.replicas import reader as readers
 from millstream.loader.replicas.messages import MESSAGE_BYTES, OWN_SOCKETS, Apart, Ended, Published, Welcome, loaded
 from millstream.loader.replicas.reader import Reader, bound, taken_failures
-from millstream.loader.scheduling.status import ExecutorStatus
 from millstream.loader.threads.waiting import SLICE_SECONDS, StallClock
 from millstream.loader.transport.arena import LARGE_LEAF_BYTES, MappedMemory
 from millstream.loader.transport.payload import COPIED_BYTES, copied

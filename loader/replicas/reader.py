@@ -20,6 +20,7 @@ import numpy as np
 
 from millstream.core.signals import is_from_signal_handler
 from millstream.loader.engine.engine import Engine, GivenUp
+from millstream.loader.measuring import ExecutorStatus
 from millstream.loader.monitoring import is_of_own_user
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.failing_records import FailuresByShard, FailuresOfPass
@@ -36,7 +37,6 @@ from millstream.loader.replicas.messages import (
     close_in_forked_processes,
     dumped,
 )
-from millstream.loader.scheduling.status import ExecutorStatus
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.transport.arena import create_anonymous_file
 

@@ -218,7 +218,7 @@ def snapshot(batches: int, waited: float, at: float, **status: Any) -> dict[str,
                 "advice": ["Buy " + "more " * 40 + "disks."],
                 "lifecycle": "running",
                 "waits_for": None,
-                "at_hand": 0,
+                "num_ready": 0,
                 "loads": [],
                 **status,
             }
