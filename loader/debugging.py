@@ -240,23 +240,16 @@ class FirstResults:
             raise IndexError(f"record key must be 0, got {key}.")
         found: dict[str, Results] = {}
 
-        def instrument(label: str, function: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(function)
-            def call(*arguments: Any) -> Any:
-                result = function(*arguments)
-                if isinstance(result, Elements):
-                    results = found.setdefault(label, Results([], [], []))
-                    # Later operations may change elements in place. What cannot be pickled is found by another check.
-                    with contextlib.suppress(Exception):
-                        results.values.extend([pickle.dumps(value) for value in result.values])
-                        results.record_keys.extend(result.origins.record_key.tolist())
-                    results.errors.extend([] if result.error is None else [type(result.error).__name__])
-                return result
-
-            return call
+        def observe(label: str, result: Elements) -> None:
+            results = found.setdefault(label, Results([], [], []))
+            # Later operations may change elements in place. What cannot be pickled is found by another check.
+            with contextlib.suppress(Exception):
+                results.values.extend([pickle.dumps(value) for value in result.values])
+                results.record_keys.extend(result.origins.record_key.tolist())
+            results.errors.extend([] if result.error is None else [type(result.error).__name__])
 
         with contextlib.suppress(Exception):
-            next(iter(first_outputs(self._pipeline, instrument)), None)
+            next(first_outputs(self._pipeline, observe), None)
         return found
 
     def fingerprint(self) -> str:
@@ -299,11 +292,11 @@ def difference(one: Any, other: Any, depth: int = DEPTH) -> str | None:
     if type(one) is not type(other):
         return f"another type, {type(other).__name__}"
     with contextlib.suppress(Exception):
-        leaves, others = dict(tree.leaves(one)), dict(tree.leaves(other))
-        if leaves.keys() != others.keys():
+        leaves, other_leaves = dict(tree.leaves(one)), dict(tree.leaves(other))
+        if leaves.keys() != other_leaves.keys():
             return "another structure"
         for path, leaf in leaves.items():
-            if not _are_equal(leaf, others[path], depth):
+            if not _are_equal(leaf, other_leaves[path], depth):
                 return f"another {path or 'element'}"
     return None
 

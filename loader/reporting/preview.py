@@ -25,15 +25,30 @@ from millstream.loader.engine.engine import Engine
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.stages import Instrument
 from millstream.loader.reporting.snapshot import LoaderSnapshot, count_text
 from millstream.loader.reporting.summary import render_loader
 
 MAX_LEAVES = 16
 
 
-def first_outputs(pipeline: Pipeline, instrument: Instrument = lambda _, function: function) -> Iterator[Any]:
-    """Computes the outputs of a pipeline in this thread, from the beginning of its stream."""
+def first_outputs(
+    pipeline: Pipeline, observe: Callable[[str, Elements], None] = lambda _label, _result: None
+) -> Iterator[Any]:
+    """Computes the outputs of a pipeline in this thread, from the beginning of its stream.
+
+    `observe` gets the label and the result of each call of a stage, before the next one.
+    """
+
+    def instrument(label: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*arguments: Any) -> Any:
+            result = function(*arguments)
+            if isinstance(result, Elements):
+                observe(label, result)
+            return result
+
+        return call
+
     plan = Plan(dataclasses.replace(pipeline, num_local=0), instrument)
     with contextlib.closing(Engine(plan, plan.beginning)) as engine:
         while (outputs := engine.next_outputs()) is not None:
@@ -46,21 +61,13 @@ def traced(pipeline: Pipeline) -> Mapping[str, tuple[str, ...]]:
     """Returns descriptions of the leaves of each stage's results for the first output, by the stage's label."""
     seen: dict[str, tuple[str, ...]] = {}
 
-    def instrument(label: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*arguments: Any) -> Any:
-            result = function(*arguments)
-            if isinstance(result, Elements) and len(result.values):
-                # The last call counts: a grouping operation measures elements before, under the same label.
-                # Elements of a chain may be missing.
-                shown = next((value for value in result.values if value is not None), None)
-                seen[label] = leaf_texts(shown)
-            return result
+    def observe(label: str, result: Elements) -> None:
+        if len(result.values):
+            # The last call counts: a grouping operation measures elements before, under the same label.
+            # Elements of a chain may be missing.
+            seen[label] = leaf_texts(next((value for value in result.values if value is not None), None))
 
-        return call
-
-    for _ in first_outputs(pipeline, instrument):
-        break
+    next(first_outputs(pipeline, observe), None)
     return MappingProxyType(seen)
 
 
