@@ -31,6 +31,7 @@ from millstream.loader.checkpoints.state import (
 )
 from millstream.loader.engine.engine import Engine, GivenUp
 from millstream.loader.execution import Execution
+from millstream.loader.measuring import ExecutorStatus
 from millstream.loader.pipeline.calls import Blocks, Cursor, Outputs, Position
 from millstream.loader.pipeline.elements import Elements, FailedRecord, SourceEnded
 from millstream.loader.pipeline.plan import Plan
@@ -42,7 +43,6 @@ from millstream.sharding import ShardOptions
 
 if TYPE_CHECKING:
     from millstream.loader.replicas.executor import SharedExecutor
-    from millstream.loader.scheduling.status import ExecutorStatus
 
 
 class Iterated(Protocol):
@@ -96,7 +96,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         self._executor: Engine | SharedExecutor | None = None
         self._watch: Watch | None = None
         # Executors that are no longer used, until they are closed. If an interruption prevents that, it is retried.
-        self._left: set[Engine | SharedExecutor] = set()
+        self._closing: set[Engine | SharedExecutor] = set()
         self._is_closed = False
         self._reason = "call iter(loader) for a new one"
         # The number of batches of the stream before the position, those that were skipped included.
@@ -256,10 +256,10 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         """The number of seconds after which a wait for one batch is an error."""
         return self._execution.stall_timeout
 
-    def num_at_hand(self) -> int:
+    def num_ready(self) -> int:
         return max(0, self._stop - self._row)
 
-    def executor_status(self) -> "ExecutorStatus | None":
+    def executor_status(self) -> ExecutorStatus | None:
         executor = self._executor
         # The executor changes meanwhile. A status that fails now succeeds the next time.
         with contextlib.suppress(RuntimeError, LookupError, OSError):
@@ -597,14 +597,14 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         """Saves the position and stops using the executor. Its workers stay ready for another one."""
         if (executor := self._leave()) is not None:
             # In this order, because workers that others may use must not be closed later.
-            self._left.discard(executor)
+            self._closing.discard(executor)
             executor.pause()
 
     def _end(self, deadline: float | None = None) -> None:
         self._leave()
-        for executor in list(self._left):
+        for executor in list(self._closing):
             executor.close(deadline)
-            self._left.discard(executor)
+            self._closing.discard(executor)
 
     def _leave(self) -> "Engine | SharedExecutor | None":
         self.count_delivered()
@@ -614,7 +614,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         if (executor := self._executor) is not None:
             if executor.failures is not None:
                 executor.failures.deliver(self._start)
-            self._left.add(executor)
+            self._closing.add(executor)
         self._executor = None
         if self._watch is not None:
             self._watch.end()
@@ -629,8 +629,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         execution, stream = self._changed(run.changes)
         here = self.loader_state()._replace(stream=stream)
         found = compatibility.resumption(saved, here, allow, strict=strict)
-        position = tuple(Cursor(*cursor) for cursor in found.cursors)
-        step = saved.step + run.last.offset
+        position, step = found.position, saved.step + run.last.offset
         if self._plan.one_to_one:
             step = min(position[0].block, self._plan.shards[0].block_limit)
         size = self._plan.partition.global_block

@@ -191,7 +191,7 @@ def restore_state(iterator: Any, folder: Any, *, allow: Collection[str] = (), st
     if not iterator.states_are_bytes:
         # A user's own iterator may have neither.
         options = {name: value for name, value in (("allow", allow), ("strict", strict)) if value}
-        iterator.set_state(_read_own_state(folder), **options)
+        iterator.set_state(_read_state_of_process(folder), **options)
         return
     states = read_states(folder)
     if len(states) == 1:
@@ -220,7 +220,7 @@ def read_states(folder: Any) -> list[bytes]:
     return [raw[expected]] if expected in raw else list(dict.fromkeys(raw.values()))
 
 
-def _read_own_state(folder: Any) -> Any:
+def _read_state_of_process(folder: Any) -> Any:
     expected = _name(*jax_process())
     raw = _read_all(folder, expected)
     if expected not in raw:

@@ -15,6 +15,7 @@ from millstream.core.warn import log_warning
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.description import CODE
 from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream
+from millstream.loader.pipeline.calls import Cursor, Position
 from millstream.transforms.base import BEFORE
 
 ALLOWABLE = ("global_batch", "on_error", "operations", "sampler", "source", "stream")
@@ -33,12 +34,9 @@ _EITHER = (".first_and_last_bytes", ".versions")
 
 
 class Resumption(NamedTuple):
-    """The position at which a loader resumes from a state: the fields of a `Cursor` per logical shard.
+    """The position at which a loader resumes from a state. `changes` describe the differences in content."""
 
-    `changes` describe the differences in content.
-    """
-
-    cursors: tuple[tuple[int, tuple[int, ...], bool], ...]
+    position: Position
     changes: tuple[str, ...]
 
 
@@ -70,7 +68,7 @@ def resumption(
     for now, cursor in zip(here.cursors, _cursors_for(saved, here), strict=True):
         skip = (0,) * len(now.skip) if saved.stream.one_to_one else cursor.skip
         # Rounded up: a position that is not a multiple is the end of the order here.
-        cursors.append((-(-cursor.position // here.stream.global_batch), skip, cursor.is_final))
+        cursors.append(Cursor(-(-cursor.position // here.stream.global_batch), skip, cursor.is_final))
     return Resumption(tuple(cursors), tuple(change.text for change in changes))
 
 
@@ -190,7 +188,7 @@ def _shard_differences(then: Stream, now: Stream) -> Iterator[_Difference]:
         f"logical_shards={then.logical_shards}",
     )
     yield from _unequal(None, "global_batch", then.global_batch, now.global_batch)
-    saved, here = _own_shards(then), _own_shards(now)
+    saved, here = _logical_shards_of(then), _logical_shards_of(now)
     if then.logical_shards == now.logical_shards and not set(here) <= set(saved):
         yield _Difference(
             None,
@@ -200,7 +198,7 @@ def _shard_differences(then: Stream, now: Stream) -> Iterator[_Difference]:
         )
 
 
-def _own_shards(stream: Stream) -> range:
+def _logical_shards_of(stream: Stream) -> range:
     share = stream.logical_shards // stream.shard_count
     return range(stream.shard_index * share, (stream.shard_index + 1) * share)
 
@@ -209,7 +207,7 @@ def _cursors_for(saved: LoaderState, here: LoaderState) -> Sequence[SavedCursor]
     """Returns the saved cursors of the logical shards that run here; for states without differences."""
     if saved.stream.one_to_one:
         return saved.cursors * len(here.cursors)
-    first = _own_shards(here.stream).start - _own_shards(saved.stream).start
+    first = _logical_shards_of(here.stream).start - _logical_shards_of(saved.stream).start
     return saved.cursors[first : first + len(here.cursors)]
 
 

@@ -301,14 +301,14 @@ class _Writer:
         self.is_plain = True
         self._is_complete = is_complete
         self._limit: float = math.inf if is_complete else VALUE_LIMIT
-        self._left = 3 * self._limit
-        self._bytes_left: float = math.inf if is_complete else SAMPLE_BYTES
+        self._budget = 3 * self._limit
+        self._byte_budget: float = math.inf if is_complete else SAMPLE_BYTES
         self._depth = 0
 
     def text(self, value: Any) -> str:
         """Returns the text of a value; that of a large one is a CRC."""
-        self._left -= 1
-        if self._left < 0 or self._depth > _DEPTH_LIMIT:
+        self._budget -= 1
+        if self._budget < 0 or self._depth > _DEPTH_LIMIT:
             return self._as_content("...")
         self._depth += 1
         try:
@@ -356,7 +356,7 @@ class _Writer:
         # Each process has another order: what is too large to be read completely counts by its size.
         items = value.items() if isinstance(value, dict) else ((item,) for item in value)
         texts = [": ".join(map(self.text, item)) for item in items] if len(value) <= self._limit else []
-        return sorted(texts) if len(texts) == len(value) and self._left >= 0 else [self._as_content(f"{len(value)}")]
+        return sorted(texts) if len(texts) == len(value) and self._budget >= 0 else [self._as_content(f"{len(value)}")]
 
     def _series(self, value: Any) -> str:
         count, size = len(value), getattr(value, "itemsize", 1)
@@ -391,14 +391,14 @@ class _Writer:
 
     def _spend(self, num_bytes: int) -> bool:
         """Returns True if so many bytes may be read."""
-        is_affordable = num_bytes <= self._bytes_left
-        self._bytes_left -= num_bytes if is_affordable else 0
+        is_affordable = num_bytes <= self._byte_budget
+        self._byte_budget -= num_bytes if is_affordable else 0
         return is_affordable
 
     def _runs(self, count: int, size: int) -> list[tuple[int, int]]:
         """Returns the beginnings and ends of the runs to read of a value, spread over all of it."""
-        num_bytes = max(_MIN_RUN_BYTES, int(self._bytes_left) // 2)
-        self._bytes_left -= num_bytes
+        num_bytes = max(_MIN_RUN_BYTES, int(self._byte_budget) // 2)
+        self._byte_budget -= num_bytes
         num_runs = min(SAMPLE_RUNS, max(4, num_bytes // 4096))
         length = min(count, max(1, num_bytes // num_runs // max(1, size)))
         return [

@@ -234,7 +234,7 @@ def _content(fields: Any, kind: str) -> SavedState:
             f"The state is of a {fields['kind']!s:.20}, and this is the iterator of a {kind}. Pass a result of "
             "get_state() of the same pipeline."
         )
-    return SavedState(kind, _number(fields["step"], "step"), _position(fields), fields["stream"], fields.get(_RUN))
+    return SavedState(kind, _step(fields["step"]), _position(fields), fields["stream"], fields.get(_RUN))
 
 
 def _position(fields: dict[str, Any]) -> Any:
@@ -319,7 +319,8 @@ def wrong_kind(kind: str, position: Any) -> CheckpointError:
     )
 
 
-def _number(value: Any, name: str) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
-        raise unreadable(f"{name} is {value!r:.40}")
-    return value
+def _step(value: Any) -> int:
+    if not is_number(value):
+        raise unreadable(f"step is {value!r:.40}")
+    step: int = value
+    return step

@@ -114,11 +114,9 @@ class Fingerprint:
         return Fingerprint({**self.identity, **components, **weights}, self.content, self.python, absent=self.absent)
 
 
-def fingerprint_of(
-    source: Any, sampler: Sampler, operations: Sequence[Transformation], sizes: Mapping[int, str] | None = None
-) -> Fingerprint:
+def fingerprint_of(source: Any, sampler: Sampler, operations: Sequence[Transformation]) -> Fingerprint:
     """Returns the fingerprint of a pipeline, as `Declared` describes it."""
-    return Declared(source, operations, sizes).with_sampler(sampler)
+    return Declared(source, operations).with_sampler(sampler)
 
 
 @final
@@ -210,7 +208,7 @@ def add_source(found: Description, path: str, source: Any) -> None:
         found.identity[path] = written_name(type(source))
         _add_components(found, path, components, add_source)
     elif (declared := declared_fingerprint(source)) is not None:
-        found.identity |= _own_texts(path, declared)
+        found.identity |= _texts_of_value(path, declared)
         marks = source.content_marks() if hasattr(source, "content_marks") else {}
         texts = {f"{path}.{printable(name)}": printable(marks[name]) for name in marks}
         found.content |= _summarized(texts, f"{path}.content", MAX_MARKS)
@@ -318,11 +316,11 @@ def _add_declared(found: Description, path: str, value: Any, kind: str) -> None:
     if (declared := declared_fingerprint(value)) is None:
         found.add_object(path, value, kind or written_name(type(value)))
     else:
-        found.identity |= _own_texts(path, f"{kind}: {declared}" if kind else declared, _starts_of(value))
+        found.identity |= _texts_of_value(path, f"{kind}: {declared}" if kind else declared, _starts_of(value))
         found.add_code(path, type(value))
 
 
-def _own_texts(path: str, text: str, starts: Collection[str] = ()) -> dict[str, str]:
+def _texts_of_value(path: str, text: str, starts: Collection[str] = ()) -> dict[str, str]:
     """Returns the texts of a `fingerprint()`: each `name=` has a path of its own. `starts` are always shown."""
     first, *fields = re.split(r" (?=[A-Za-z_]\w*=)", text)
     named = {f"{path}.{name}": value for name, _, value in (field.partition("=") for field in fields)}
@@ -461,33 +459,33 @@ class _Copies:
     """Copies of objects. Each is copied once, and references between them are kept."""
 
     def __init__(self) -> None:
-        self._made: dict[int, Any] = {}
-        self._left = 30 * VALUE_LIMIT
+        self._copies: dict[int, Any] = {}
+        self._budget = 30 * VALUE_LIMIT
         self._depth = 0
 
     def of(self, value: Any) -> Any:
         if isinstance(value, _LEAVES) or self._depth > _DEPTH_LIMIT:
             return value
-        if id(value) not in self._made:
+        if id(value) not in self._copies:
             self._depth += 1
             try:
-                self._made[id(value)] = self._copied(value)
+                self._copies[id(value)] = self._copied(value)
             except Exception as error:
                 if is_from_signal_handler(error):
                     raise
                 # Whatever it is, the pipeline can run on the object itself.
-                self._made[id(value)] = value
+                self._copies[id(value)] = value
             finally:
                 self._depth -= 1
-        return self._made[id(value)]
+        return self._copies[id(value)]
 
     def _copied(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
             is_shared = type(value) is not np.ndarray or value.nbytes > ARRAY_LIMIT or not value.flags.writeable
             return value if is_shared else value.copy(order="K")
         if isinstance(value, list | dict | set | tuple | frozenset):
-            self._left -= len(value)
-            is_large = len(value) > VALUE_LIMIT or self._left < 0
+            self._budget -= len(value)
+            is_large = len(value) > VALUE_LIMIT or self._budget < 0
             return value if is_large else self._container(value)
         if isinstance(value, types.MethodType):
             return types.MethodType(value.__func__, self.of(value.__self__))
@@ -504,7 +502,7 @@ class _Copies:
             items = [self.of(item) for item in value]
             is_same = all(copied is item for copied, item in zip(items, value, strict=True))
             return value if is_same else tuple.__new__(kind, items) if isinstance(value, tuple) else frozenset(items)
-        copied = self._made[id(value)] = copy.copy(value)
+        copied = self._copies[id(value)] = copy.copy(value)
         if isinstance(value, dict):
             for key, item in value.items():
                 dict.__setitem__(copied, key, self.of(item))
@@ -514,7 +512,7 @@ class _Copies:
 
     def _object(self, value: Any, kind: type) -> Any:
         copied: Any = object.__new__(kind)
-        self._made[id(value)] = copied
+        self._copies[id(value)] = copied
         for name, item in slots_of(value).items():
             object.__setattr__(copied, name, self.of(item))
         if hasattr(value, "__dict__"):

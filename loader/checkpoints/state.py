@@ -320,7 +320,7 @@ def combined(states: Sequence[LoaderState]) -> LoaderState:
     if missing := sorted(set(range(counts[0])) - by_shard.keys()):
         raise CheckpointError(
             f"The states are of {len(states)} of {counts[0]} shards: "
-            f"{_listed('shard', missing)} {'is' if len(missing) == 1 else 'are'} missing. Pass all of them, because "
+            f"{_listed(missing)} missing. Pass all of them, because "
             "each shard knows only its own position."
         )
     ordered = [by_shard[index] for index in range(counts[0])]
@@ -372,9 +372,9 @@ def _is_same_stream(one: Stream, other: Stream) -> bool:
     )
 
 
-def _listed(what: str, numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
-    return f"{what}{'s' if len(numbers) > 1 else ''} {shown}"
+def _listed(shards: Sequence[int]) -> str:
+    shown = ", ".join(map(str, shards[:8])) + (", …" if len(shards) > 8 else "")
+    return f"shards {shown} are" if len(shards) > 1 else f"shard {shown} is"
 
 
 def stream_of(plan: Plan, fingerprint: Fingerprint | None = None) -> Stream:
@@ -421,12 +421,12 @@ def state_at(position: Position, step: int, plan: Plan, stream: Stream) -> Loade
 def saved_cursor(cursor: Cursor, plan: Plan) -> SavedCursor:
     """Returns the cursor of a logical shard of a plan as a state has it."""
     partition = plan.partition
-    position, whole_blocks = cursor.block * partition.global_block, partition.whole_blocks
+    position, complete_blocks = cursor.block * partition.global_block, partition.complete_blocks
     return SavedCursor(
         # After a short or padded batch, the end of the order: the remainder of its block has no records.
         position=position if partition.length is None else min(position, partition.length),
         skip=cursor.skip,
-        is_final=whole_blocks is not None and cursor.block > whole_blocks if plan.one_to_one else cursor.is_final,
+        is_final=complete_blocks is not None and cursor.block > complete_blocks if plan.one_to_one else cursor.is_final,
     )
 
 

@@ -82,7 +82,7 @@ def test_a_difference_in_identity_is_named_and_can_be_allowed(
     for saved, other in ((SAVED, here), (here, SAVED)):
         message = mismatch(saved, other, *(set(ALLOWABLE) - {part}))
         assert part in message.splitlines()[-1]
-        assert resumption(saved, other, {part}).cursors[0][0] == 5
+        assert resumption(saved, other, {part}).position[0].block == 5
     lines = mismatch(SAVED, here).splitlines()
     assert [line.strip() for line in lines[1 : 1 + len(texts)]] == texts
 
@@ -102,7 +102,7 @@ def test_every_difference_is_named_at_once() -> None:
         assert text in message
     assert "source:" not in message
     assert 'allow={"global_batch", "operations[0]", "sampler.seed", "source"}' in message
-    assert resumption(SAVED, here, ALLOWABLE).cursors[0][0] == 10
+    assert resumption(SAVED, here, ALLOWABLE).position[0].block == 10
 
 
 def test_only_several_shards_have_a_remainder_to_drop() -> None:
@@ -123,7 +123,7 @@ def test_another_global_batch_needs_leave_and_a_position_that_it_divides() -> No
         assert f"global_batch: saved 32, here {size}" in message
         if POSITION % size == 0:
             assert 'allow={"global_batch"}' in message
-            assert resumption(STATE, here, ["global_batch"]).cursors[0][0] == POSITION // size
+            assert resumption(STATE, here, ["global_batch"]).position[0].block == POSITION // size
         else:
             assert "allow={}" not in message
             below = POSITION // size
@@ -212,13 +212,13 @@ ENDED = with_stream(at(STATE, position=170, is_final=True), length=170)
 
 def test_the_end_of_one_order_is_no_position_of_a_longer_one() -> None:
     """After a short last batch a state fits the same length only; its error, and one beyond the end, say what to do."""
-    assert resumption(ENDED, ENDED).cursors[0][0] == 6
+    assert resumption(ENDED, ENDED).position[0].block == 6
     for length in (340, None):
         message = mismatch(ENDED, with_stream(STATE, length=length))
         assert "end of 170 positions" in message
         assert "call seek(4)" in message
     assert "here the sampler ends at 100" in mismatch(STATE, with_stream(STATE, length=100))
-    assert resumption(STATE, with_stream(STATE, length=160)).cursors[0][0] == 5
+    assert resumption(STATE, with_stream(STATE, length=160)).position[0].block == 5
     filtered = at(FILTERED, is_final=True)
     assert "seek(4)" in mismatch(filtered, with_stream(filtered, length=320))
 
@@ -246,7 +246,7 @@ def test_a_path_accepts_what_is_below_it_and_nothing_else() -> None:
     """`operations[1]` is neither `operations[10]` nor a part of it, and a parent accepts its parts."""
     here = with_identity({"operations[0]._sizes": "[1, 3]"})
     for allow in ("operations[0]._sizes", "operations[0]", "operations"):
-        assert resumption(SAVED, here, {allow}).cursors[0][0] == 5
+        assert resumption(SAVED, here, {allow}).position[0].block == 5
     for other in ("operations[0]._size", "operations[0]._sizes[0]", "operations[1]", "source"):
         assert "operations[0]._sizes: saved [1, 2], here [1, 3]" in mismatch(SAVED, here, other)
 
