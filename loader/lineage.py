@@ -26,7 +26,7 @@ from millstream.sources import ConcatenatedDataSource
 from millstream.sources.base import ChainOrigins
 from millstream.transforms import Batch
 
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 
 
 class RecordLocation(NamedTuple):
@@ -82,7 +82,7 @@ class Lineage:
         keys = origins.record_key.copy()
         if (chain := self._plan.pipeline.view.origins) is not None:
             keys = chain.record_keys(keys_in_epochs(self._plan.pipeline, origins))
-        if step == shard.partition.whole_blocks:
+        if step == shard.partition.complete_blocks:
             return keys[origins.position < shard.partition.tail.start + shard.tail_records]
         return keys
 
@@ -217,7 +217,7 @@ class RunLineage:
         found = []
         start = as_integer(start, "start", minimum=0)
         for segment, first, last in self._run.spans(start, None if stop is None else as_integer(stop, "stop", 0)):
-            table = self._of(segment, self._whole).steps_of(wanted, first, last)
+            table = self._of(segment, self._of_all_shards).steps_of(wanted, first, last)
             rows, columns = np.nonzero(table >= 0)
             found.append(Occurrences(rows, table[rows, columns] - segment.offset))
         return Occurrences.concatenate(found).table(len(wanted))
@@ -228,15 +228,15 @@ class RunLineage:
             raise ValueError(f"start must be at most stop, which is {stop}, got {start}.")
         found, ends = [], [(start, start)]
         for segment, first, last in self._run.spans(start, stop):
-            composition = self._of(segment, self._whole).composition(first, last, lengths=lengths)
+            composition = self._of(segment, self._of_all_shards).composition(first, last, lengths=lengths)
             found.append(composition)
             ends.append((composition.start - segment.offset, composition.stop - segment.offset))
         if not found:
-            return self._of(self._run.last, self._whole).composition(0, 0, lengths=lengths)
+            return self._of(self._run.last, self._of_all_shards).composition(0, 0, lengths=lengths)
         return Composition.joined(ends[1][0], ends[-1][1], found)
 
     @functools.cached_property
-    def _whole(self) -> Pipeline:
+    def _of_all_shards(self) -> Pipeline:
         """The pipeline of all shards together."""
         if self._pipeline.shard.shard_count == 1:
             return self._pipeline
@@ -298,13 +298,9 @@ def _check_one_to_one(plan: Plan, call: str) -> None:
         )
 
 
-def _in_neutral_thread(call: Callable[[], Result]) -> Result:
+def _in_neutral_thread(call: Callable[[], ResultT]) -> ResultT:
     """Calls a function in a thread without settings: a user's sampler that sees some would return other keys."""
     return call() if ThreadSettings().are_neutral() else in_fresh_thread(call)
-
-
-def _nowhere(_: int) -> None:
-    return None
 
 
 def _location(source: Any, key: int) -> RecordLocation:
@@ -314,7 +310,7 @@ def _location(source: Any, key: int) -> RecordLocation:
             (number,), (key,) = (row.tolist() for row in source.locate([key]))
             names.append(source.names[number])
             source = source.parts[source.names[number]]
-        elif (origin := getattr(source, "_origin_at", _nowhere)(key)) is not None:
+        elif (origin := getattr(source, "_origin_at", lambda _: None)(key)) is not None:
             # A part of a source, or its elements after a map.
             source, key = origin
         else:
@@ -369,25 +365,34 @@ class Composition:
             stop: the step after the last one.
             compositions: those of the parts, in order, with the same components.
         """
-        counts = {name: [each.components[name] for each in compositions] for name in compositions[0].components}
-        documents = {name: sum(count.documents for count in series) for name, series in counts.items()}
-        has_tokens = all(count.tokens is not None for series in counts.values() for count in series)
-        tokens = {name: sum(count.tokens or 0 for count in series) for name, series in counts.items()}
-        shared = tokens if has_tokens else documents
-        total = max(1, sum(shared.values()))
-        return cls(
-            start,
-            stop,
-            {
-                name: ComponentCount(
-                    documents[name],
-                    tokens[name] if has_tokens else None,
-                    None if None in (epochs := [count.epochs for count in series]) else sum(filter(None, epochs)),
-                    shared[name] / total,
-                )
-                for name, series in counts.items()
-            },
+        names = tuple(compositions[0].components)
+        counts = [[each.components[name] for each in compositions] for name in names]
+        has_tokens = all(count.tokens is not None for series in counts for count in series)
+        tokens = [sum(count.tokens or 0 for count in series) for series in counts]
+        epochs = [[count.epochs for count in series] for series in counts]
+        return cls.of(
+            (start, stop),
+            names,
+            [sum(count.documents for count in series) for series in counts],
+            tokens if has_tokens else None,
+            [None if None in series else sum(filter(None, series)) for series in epochs],
         )
+
+    @classmethod
+    def of(
+        cls,
+        steps: tuple[int, int],
+        names: Sequence[Any],
+        documents: Sequence[int],
+        tokens: Sequence[int] | None,
+        epochs: Sequence[float | None],
+    ) -> Self:
+        """Returns a composition, given the counts of each component. `tokens` is None if they are not known."""
+        shared = documents if tokens is None else tokens
+        total = max(1, sum(shared))
+        known = [None] * len(names) if tokens is None else tokens
+        counts = map(ComponentCount, documents, known, epochs, [count / total for count in shared])
+        return cls(*steps, dict(zip(names, counts, strict=True)))
 
     def as_dict(self) -> dict[Any, dict[str, Any]]:
         """Returns a dict of `documents`, `tokens`, `epochs` and `share` by name of the component, for JSON."""
@@ -458,11 +463,7 @@ def composition_of(plan: Plan, start: int, stop: int | None, lengths: Any) -> Co
         _epochs(order, number, None if rows is None else int(rows[number]), count, records)
         for number, (count, records) in enumerate(zip(documents.tolist(), sizes, strict=True))
     ]
-    shared = documents if tokens is None else tokens
-    shares = (shared / max(1, int(shared.sum()))).tolist()
-    listed = [None] * len(names) if tokens is None else tokens.tolist()
-    counts = map(ComponentCount, documents.tolist(), listed, epochs, shares)
-    return Composition(start, stop, dict(zip(names, counts, strict=True)))
+    return Composition.of((start, stop), names, documents.tolist(), None if tokens is None else tokens.tolist(), epochs)
 
 
 def _components(order: Any, source: Any) -> tuple[tuple[Any, ...], Sequence[int]]:
