@@ -405,7 +405,10 @@ MapBatch = Callable[[list[Any]], Any]
 
 
 class WholeCallError(Exception):
-    """Elements fail together, with `error`, but none of them fails alone."""
+    """Elements fail together, with `error`, but none of them fails alone.
+
+    An exception, because the results are an iterator, and have no other way to stop before the first one.
+    """
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)

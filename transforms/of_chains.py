@@ -32,7 +32,10 @@ class SeededRandomMap(RandomMap[Any, Any]):
 
 
 class AbsentElement(LookupError):  # noqa: N818  (it is found, and changes the plan)
-    """An element is None although the plan has no missing elements."""
+    """An element is None although the plan has no missing elements.
+
+    An exception, because it takes the place of an element, and is raised in its turn, as errors are.
+    """
 
 
 @final

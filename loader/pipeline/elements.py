@@ -128,8 +128,8 @@ class Origins:
             hashes = derive_seeds(parents, Purpose.CHILD_INDEX, children) >> np.uint64(1)
             indices = np.where(self.index > largest, hashes.astype(np.int64), indices)
         table = self.table.copy()
-        is_own = True if component is None else self.component == component
-        table[2] = np.where(is_own, indices, self.index)
+        is_of_component = True if component is None else self.component == component
+        table[2] = np.where(is_of_component, indices, self.index)
         return type(self)(table, self.names)
 
     @classmethod
@@ -228,6 +228,8 @@ class SourceEnded(RuntimeError):  # noqa: N818  (an error only for a caller that
     A stream in the guise of a source ends in this way. An example is a streamed dataset of Hugging Face, whose length
     is unknown, and which claims more records than will ever be read. The records before the end are delivered, and the
     last batch may be short. A StopIteration from anywhere else is a mistake, and an error.
+
+    Within a pipeline it is a value, the end of a run, and is not raised.
     """
 
     def __init__(self, text: str = "The source raised StopIteration when a record was read.") -> None:

@@ -34,7 +34,10 @@ class Drawable(Protocol):
 
 
 class FeedFailed(Exception):  # noqa: N818  (a placeholder)
-    """Replaces the error of an iterator on its way through a plan. The error itself stays in the consumer."""
+    """Replaces the error of an iterator on its way through a plan. The error itself stays in the consumer.
+
+    A value that is never raised. It is an exception like all others that end a run.
+    """
 
 
 @final
