@@ -291,9 +291,9 @@ class DeviceIterator(Inspectable, ResumableIterator):
             ValueError: of a global batch: other processes read another stream, or may have other numbers of rows.
             Exception: an error of an operation or the source, with notes of where it occurred, or of JAX.
         """
-        current = self._staging
+        staging = self._staging
         # Also if `start_prefetch` has begun: the wait for workers that start is not an ordinary one.
-        is_first = current is None or not current.has_delivered
+        is_first = staging is None or not staging.has_delivered
         start = self._profiler.begin_wait(self._consumer)
         try:
             with annotation(WAIT):
@@ -311,7 +311,7 @@ class DeviceIterator(Inspectable, ResumableIterator):
         Raises:
             ValueError: the iterator is closed.
         """
-        self._alone(self._running_staging)
+        self._alone(self._current_staging)
 
     def get_state(self) -> Any:
         """Returns the position, bytes or a dict as the iterator that it draws from. No thread is involved."""
@@ -332,7 +332,7 @@ class DeviceIterator(Inspectable, ResumableIterator):
         """
         # Not every iterator of a chain has both.
         options = {name: value for name, value in (("allow", allow), ("strict", strict)) if value}
-        self._go(functools.partial(self._iterator.set_state, state, **options))
+        self._move(functools.partial(self._iterator.set_state, state, **options))
 
     def set_states(self, states: Iterable[bytes], *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position of the states that all shards saved together.
@@ -350,7 +350,7 @@ class DeviceIterator(Inspectable, ResumableIterator):
         """
         if not hasattr(self._iterator, "set_states"):
             raise TypeError("A chain has one state per process. Use set_state.")
-        self._go(functools.partial(self._iterator.set_states, list(states), allow=allow, strict=strict))
+        self._move(functools.partial(self._iterator.set_states, list(states), allow=allow, strict=strict))
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` batches.
@@ -364,7 +364,7 @@ class DeviceIterator(Inspectable, ResumableIterator):
             IndexError: there are fewer batches.
             ValueError: the iterator is closed.
         """
-        self._go(functools.partial(self._iterator.seek, step))
+        self._move(functools.partial(self._iterator.seek, step))
 
     def skip(self, count: int) -> None:
         """Moves on by `count` batches that are not trained on, as the iterator's own `skip`.
@@ -378,7 +378,7 @@ class DeviceIterator(Inspectable, ResumableIterator):
             IndexError, TypeError, ValueError: as `DataLoaderIterator.skip`.
             NotImplementedError: the batches are those of a chain that is read in order.
         """
-        self._go_on("skip", count)
+        self._move_from_here("skip", count)
 
     def reweight(self, weights: Weights) -> None:
         """Gives the mixture other weights from the next batch on, as `DataLoaderIterator.reweight`.
@@ -392,7 +392,7 @@ class DeviceIterator(Inspectable, ResumableIterator):
             TypeError: the batches are those of a chain, or as `DataLoaderIterator.reweight`.
             ValueError: as `DataLoaderIterator.reweight`.
         """
-        self._go_on("reweight", weights)
+        self._move_from_here("reweight", weights)
 
     def record_keys(self, step: int) -> NDArray[np.int64]:
         """Returns the keys of the records of a step of the run, as `DataLoaderIterator.record_keys`.
@@ -432,14 +432,14 @@ class DeviceIterator(Inspectable, ResumableIterator):
         """
         deadline = time.monotonic() + CLOSE_SECONDS
         self._is_closed = True
-        if (current := self._staging) is not None:
-            current.outcomes.put(self._closed_error())
+        if (staging := self._staging) is not None:
+            staging.outcomes.put(self._closed_error())
         self._end_staging()
         if hasattr(self._iterator, "interrupt"):
             self._iterator.interrupt()
         self._readers.stop()
         self._readers.join(deadline - time.monotonic())
-        if self._readers.busy_threads and _is_own(self._iterator):
+        if self._readers.busy_threads and _is_of_library(self._iterator):
             self._iterator.close()
         if self._failures:
             raise self._failures.pop()
@@ -454,61 +454,61 @@ class DeviceIterator(Inspectable, ResumableIterator):
         return self._unshown_profiler or self.insight.profiler
 
     def _take(self) -> Any:
-        current = self._running_staging()
+        staging = self._current_staging()
         if self._ends is not None:
-            return self._take_agreed(current, self._ends)
+            return self._take_agreed(staging, self._ends)
         if self._agreement is None or self._agreement.is_compared:
-            staged = self._taken_from(current)
+            staged = self._next_of(staging)
         else:
-            staged = self._first_from(current, self._agreement)
-        self._readers.submit(current.stage)
-        current.has_delivered = True
-        self._arrive(staged.position)
+            staged = self._first_from(staging, self._agreement)
+        self._readers.submit(staging.stage)
+        staging.has_delivered = True
+        self._adopt(staged.position)
         return staged.batch
 
-    def _take_agreed(self, current: DeviceStaging, ends: AgreedEnds) -> Any:
+    def _take_agreed(self, staging: DeviceStaging, ends: AgreedEnds) -> Any:
         """Returns the next batch of all hosts, after it has told them about this host's batch after that."""
-        while len(current.pending) < 2:
-            outcome = self._outcome_of(current)
+        while len(staging.pending) < 2:
+            outcome = self._outcome_of(staging)
             if not ends.has_begun:
                 error = outcome if isinstance(outcome, Exception) else None
                 has_batch = outcome is not None and error is None
                 ends.begin(outcome.batch[0] if has_batch else None, error)
-            current.pending.append(ends.announced(outcome))
-        pending = current.pending.popleft()
+            staging.pending.append(ends.announced(outcome))
+        pending = staging.pending.popleft()
         # An error ends the staging of all hosts.
-        current.next_position = None
+        staging.next_position = None
         batch = ends.batch_of(pending)
         if batch is None:
-            current.pending.appendleft(pending)
-            current.next_position = self._position
+            staging.pending.appendleft(pending)
+            staging.next_position = self._position
             raise StopIteration
-        current.has_delivered = True
+        staging.has_delivered = True
         step = self._position.step
         ended = dataclasses.replace(self._position, step=None if step is None else step + 1)
-        self._arrive(ended if pending.outcome is None else pending.outcome.position)
-        current.next_position = self._position
+        self._adopt(ended if pending.outcome is None else pending.outcome.position)
+        staging.next_position = self._position
         return batch
 
-    def _outcome_of(self, current: DeviceStaging) -> Any:
+    def _outcome_of(self, staging: DeviceStaging) -> Any:
         """Returns the next staged batch, None after the end of this host's stream, or an error."""
-        outcome = current.last_outcome
+        outcome = staging.last_outcome
         if outcome is None or isinstance(outcome, Exception):
             return outcome
         try:
-            outcome = self._taken_from(current)
-            self._readers.submit(current.stage)
+            outcome = self._next_of(staging)
+            self._readers.submit(staging.stage)
         except StopIteration:
             outcome = None
         except Exception as error:  # noqa: BLE001  (all hosts have to know)
             outcome = error
-        current.last_outcome = outcome
+        staging.last_outcome = outcome
         return outcome
 
-    def _first_from(self, current: DeviceStaging, agreement: Agreement) -> StagedBatch:
+    def _first_from(self, staging: DeviceStaging, agreement: Agreement) -> StagedBatch:
         """Returns the first global batch, once all hosts agree on it. Its error is raised after that."""
         try:
-            staged = self._taken_from(current)
+            staged = self._next_of(staging)
         except StopIteration as end:
             agreement.compare(self._position.step, error=end)
             raise
@@ -521,39 +521,39 @@ class DeviceIterator(Inspectable, ResumableIterator):
         try:
             agreement.compare(self._position.step, staged.batch)
         except BaseException:
-            current.next_position = None
+            staging.next_position = None
             raise
         return staged
 
-    def _arrive(self, position: DevicePosition) -> None:
+    def _adopt(self, position: DevicePosition) -> None:
         self._position = position
         self._consumer.step, self._consumer.epoch = position.step or 0, position.epoch
 
-    def _taken_from(self, current: DeviceStaging) -> StagedBatch:
+    def _next_of(self, staging: DeviceStaging) -> StagedBatch:
         # Longer than the iterator itself waits, because its error says more.
-        return current.take(StallClock(self._stall_timeout + SLICE_SECONDS), self._readers)
+        return staging.take(StallClock(self._stall_timeout + SLICE_SECONDS), self._readers)
 
-    def _running_staging(self) -> DeviceStaging:
+    def _current_staging(self) -> DeviceStaging:
         """Returns the current staging if it is at the consumer's position, or begins one there."""
         self._check_open()
-        current = self._staging
-        if current is not None and current.next_position is self._position:
-            return current
+        staging = self._staging
+        if staging is not None and staging.next_position is self._position:
+            return staging
         self._end_staging()
-        current = self._new_staging()
+        staging = self._begin_staging()
         for _ in range(self._buffer_size):
-            self._readers.submit(current.stage)
+            self._readers.submit(staging.stage)
         # Not earlier: with a job missing, the consumer would wait for a batch that is never staged.
-        current.next_position = self._position
-        return current
+        staging.next_position = self._position
+        return staging
 
-    def _go(self, move: Callable[[], None]) -> None:
+    def _move(self, move: Callable[[], None]) -> None:
         self._check_open()
         if (prepare := getattr(self._iterator, "prepare_to_move", None)) is not None:
             prepare()
-        self._alone(functools.partial(self._move, move))
+        self._alone(functools.partial(self._move_in_thread, move))
 
-    def _go_on(self, name: str, *arguments: Any) -> None:
+    def _move_from_here(self, name: str, *arguments: Any) -> None:
         """Calls a method of the iterator that moves it from the consumer's position."""
         method, iterator, start = self._method(name), self._iterator, self._position.unsealed
 
@@ -561,37 +561,37 @@ class DeviceIterator(Inspectable, ResumableIterator):
             return_to(iterator, start)
             method(*arguments)
 
-        self._go(move)
+        self._move(move)
 
     def _method(self, name: str) -> Any:
         if not hasattr(self._iterator, name):
             raise TypeError(f"A {type(self._iterator).__name__} has no {name}: only the iterators of loaders have it.")
         return getattr(self._iterator, name)
 
-    def _move(self, move: Callable[[], None]) -> None:
+    def _move_in_thread(self, move: Callable[[], None]) -> None:
         """Runs a move in the thread, and adopts its position if it succeeds."""
         self._end_staging()
         try:
-            current = self._new_staging()
-            self._readers.submit(functools.partial(current.run, move))
-            self._arrive(self._taken_from(current).position)
+            staging = self._begin_staging()
+            self._readers.submit(functools.partial(staging.run, move))
+            self._adopt(self._next_of(staging).position)
         finally:
             self._end_staging()
 
-    def _new_staging(self) -> DeviceStaging:
-        current = self._staging = DeviceStaging(
+    def _begin_staging(self) -> DeviceStaging:
+        staging = self._staging = DeviceStaging(
             self._iterator, self._placement, self._position.unsealed, self._agreement, self._ends
         )
         # A `close` in another thread either finds this staging, and ends the wait for it, or is detected here.
         self._check_open()
-        return current
+        return staging
 
     def _end_staging(self) -> None:
         """Drops the current staging: its jobs do nothing more."""
-        if (current := self._staging) is not None:
-            current.next_position = None
-            current.is_over = True
-            if current.is_awaited and hasattr(self._iterator, "interrupt"):
+        if (staging := self._staging) is not None:
+            staging.next_position = None
+            staging.is_over = True
+            if staging.is_awaited and hasattr(self._iterator, "interrupt"):
                 # The consumer was interrupted, possibly because the thread waits for a batch that never comes.
                 self._iterator.interrupt()
         self._staging = None
@@ -605,7 +605,7 @@ class DeviceIterator(Inspectable, ResumableIterator):
         self._readers.check_process()
 
 
-def _is_own(iterator: Any) -> bool:
+def _is_of_library(iterator: Any) -> bool:
     module: str = type(iterator).close.__module__
     return module.startswith("millstream.")
 
@@ -614,7 +614,7 @@ def _stop(readers: ReaderThreads, iterator: Any) -> None:
     """Ends the thread after its job, and a wait in it for a batch that may never come."""
     if hasattr(iterator, "interrupt"):
         iterator.interrupt()
-    elif _is_own(iterator):
+    elif _is_of_library(iterator):
         iterator.close()
     readers.stop()
 

@@ -129,9 +129,9 @@ class RunningIterator(Measured, Exclusive):
         if not self._plan.one_to_one:
             self._seek_by_counting(batch, run)
             return
-        num_left = self._plan.shards[0].block_limit - batch
-        if num_left < 0:
-            raise IndexError(f"count must be at most {num_left + count}, the number of batches left, got {count}.")
+        num_remaining = self._plan.shards[0].block_limit - batch
+        if num_remaining < 0:
+            raise IndexError(f"count must be at most {num_remaining + count}, the number of batches left, got {count}.")
         self._move((Cursor(batch, (0,)),), batch, run)
 
     def reweight(self, weights: Weights) -> None:
@@ -226,9 +226,11 @@ class RunningIterator(Measured, Exclusive):
         agree = self._plan.pipeline.ends_agree
         if agree is not False:
             return agree
-        whole_blocks = self._plan.partition.whole_blocks
+        complete_blocks = self._plan.partition.complete_blocks
         return (
-            step + self._run.last.offset < whole_blocks if self._plan.one_to_one and whole_blocks is not None else None
+            step + self._run.last.offset < complete_blocks
+            if self._plan.one_to_one and complete_blocks is not None
+            else None
         )
 
     def batches_after(self, step: int) -> int:

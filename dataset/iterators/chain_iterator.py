@@ -254,8 +254,8 @@ class ReadIterator(EngineIterator):
 
     def values_after(self, step: int) -> tuple[tuple[Any, ...], str]:
         """Returns the values of `position_after`, and their text, both of which a mixture needs of all its streams."""
-        number, numbered, block, whole_blocks = self._blocks
-        if whole_blocks is None or step <= whole_blocks:
+        number, numbered, block, complete_blocks = self._blocks
+        if complete_blocks is None or step <= complete_blocks:
             # The beginning of a block, as most positions are.
             start = step * block
             return (number, step, start), f"{numbered}{step},{start}]"
@@ -267,7 +267,7 @@ class ReadIterator(EngineIterator):
     def _blocks(self) -> tuple[int, str, int, int | None]:
         """The number of the fingerprint, its text, the size of a block of the plan, and the number of complete ones."""
         partition = self._execution.plan.partition
-        return self._number, f"[{self._number},", partition.global_block, partition.whole_blocks
+        return self._number, f"[{self._number},", partition.global_block, partition.complete_blocks
 
     def _saved(self, step: int, cursor: SavedCursor) -> SavedPosition:
         # Most positions are at the beginning of a block.

@@ -40,11 +40,11 @@ def _bytes_of(value: Any) -> int:
             if type(leaf) is np.ndarray and not leaf.dtype.hasobject:
                 total += leaf.nbytes
             elif _is_flat(leaf):
-                total += _own_bytes(leaf)
+                total += _shallow_bytes(leaf)
             else:
                 return _bytes_of_levels(value)
         return total
-    return _own_bytes(value) if _is_flat(value) else _bytes_of_levels(value)
+    return _shallow_bytes(value) if _is_flat(value) else _bytes_of_levels(value)
 
 
 def _is_flat(value: Any) -> bool:
@@ -63,13 +63,13 @@ def _bytes_of_levels(value: Any) -> int:
         for node, weight in level.values():
             items: Any = node.reshape(-1) if isinstance(node, np.ndarray) else tree.children_if_any(node)
             if len(items) == 0:
-                total += weight * _own_bytes(node)
+                total += weight * _shallow_bytes(node)
                 continue
             sample = tree.sampled(items)
             share = weight * len(items) / len(sample)
             for child in sample:
                 if _is_flat(child):
-                    total += share * _own_bytes(child)
+                    total += share * _shallow_bytes(child)
                 else:
                     _, known = inner.get(id(child), (None, 0.0))
                     inner[id(child)] = child, max(share, known)
@@ -79,7 +79,7 @@ def _bytes_of_levels(value: Any) -> int:
     return int(total)
 
 
-def _own_bytes(value: Any) -> int:
+def _shallow_bytes(value: Any) -> int:
     size = getattr(value, "nbytes", None)
     return size if type(size) is int else sys.getsizeof(value, 0)
 
@@ -113,13 +113,13 @@ class FormedGroup(NamedTuple):
     Attributes:
         elements: its elements, whose origins contain the group's decisions about each.
         start, end: the positions before its first output and after its last.
-        others: the positions after it in the other logical shards, if it has elements of several.
+        other_ends: the positions after it in the other logical shards, if it has elements of several.
     """
 
     elements: Elements
     start: Cursor
     end: Cursor
-    others: tuple[Cursor, ...] = ()
+    other_ends: tuple[Cursor, ...] = ()
 
     @classmethod
     def failed(cls, error: BaseException) -> Self:
@@ -182,7 +182,7 @@ class BlockOutputs(Outputs):
         is_last = row + 1 == len(blocks) or blocks[row + 1] != block
         # If an error follows in the same block, leaving the block would skip the error.
         error_may_follow = row + 1 == len(blocks) and self._error_may_follow(block)
-        is_tail = block == self._shard.partition.whole_blocks
+        is_tail = block == self._shard.partition.complete_blocks
         # The tail of a single shard grows with the order. Leaving it would skip the records added there.
         grows = is_tail and self._shard.tail_grows
         is_final = is_tail and not grows
@@ -212,7 +212,7 @@ class GroupOutputs(Outputs):
         stage: Stage,
     ) -> None:
         super().__init__(elements, first, num_records)
-        self._start, self._end, self._others = span
+        self._start, self._end, self._other_ends = span
         self._unit = stage.unit
         self._units: NDArray[np.int64] | None = None
         if stage.divides_units:
@@ -229,7 +229,7 @@ class GroupOutputs(Outputs):
         return Cursor(self._start.block, (*outer, used + (row + 1) * (self._unit or 1)), is_final)
 
     def position_after(self, row: int) -> Position:
-        return (self.after(row), *self._others)
+        return (self.after(row), *self._other_ends)
 
     def _within_units(self, units: NDArray[np.int64], row: int) -> Cursor:
         *outer, used, _ = self._start.skip

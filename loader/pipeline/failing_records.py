@@ -203,12 +203,12 @@ class FailuresOfPass:
 
     def add(self, found: FailuresByShard) -> None:
         """Adds failures that another pass over the same stream has found. Those before the start do not count."""
-        for own, start, added in zip(self._undelivered, self._start, found, strict=False):
+        for undelivered, start, added in zip(self._undelivered, self._start, found, strict=False):
             if added:
                 fresh = [one for one in added if not one.is_before(start)]
-                merged = {(one.block, one.outputs_before, one.record.position): one for one in (*own, *fresh)}
-                own.clear()
-                own.extend(merged[key] for key in sorted(merged))
+                merged = {(one.block, one.outputs_before, one.record.position): one for one in (*undelivered, *fresh)}
+                undelivered.clear()
+                undelivered.extend(merged[key] for key in sorted(merged))
 
     def _exceeds_limit(self, failure: FailedRecord, keys: set[int]) -> bool:
         limit = self._log.max_errors

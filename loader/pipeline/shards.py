@@ -71,7 +71,7 @@ class Partition:
         return self.block * self.shard.shard_count
 
     @functools.cached_property
-    def whole_blocks(self) -> int | None:
+    def complete_blocks(self) -> int | None:
         return None if self.length is None else self.length // self.global_block
 
     @functools.cached_property
@@ -92,12 +92,12 @@ class Partition:
     @property
     def tail_share(self) -> int:
         """The number of positions of the tail that this shard owns. A template is not its own."""
-        is_own = self.tail.start // self.block % self.shard.shard_count == self.shard.shard_index
-        return len(self.tail) if is_own or self.tail_rule is not Tail.PADDED else 0
+        is_in_shard = self.tail.start // self.block % self.shard.shard_count == self.shard.shard_index
+        return len(self.tail) if is_in_shard or self.tail_rule is not Tail.PADDED else 0
 
     @property
     def num_blocks(self) -> int | None:
-        return None if self.whole_blocks is None else self.whole_blocks + bool(self.tail)
+        return None if self.complete_blocks is None else self.complete_blocks + bool(self.tail)
 
     @property
     def block_limit(self) -> int:
@@ -106,7 +106,7 @@ class Partition:
         return limit if self.num_blocks is None else min(limit, self.num_blocks)
 
     def positions(self, start: int, stop: int) -> NDArray[np.int64]:
-        last_complete = stop if self.whole_blocks is None else min(stop, self.whole_blocks)
+        last_complete = stop if self.complete_blocks is None else min(stop, self.complete_blocks)
         tail = np.arange(self.tail.start, self.tail.stop, dtype=np.int64) if start <= last_complete < stop else _NOTHING
         if start >= last_complete:
             # Without complete blocks, `block` may exceed the memory: a batch of everything.
@@ -119,7 +119,7 @@ class Partition:
 
     def is_template(self, block: int) -> bool:
         """Returns True if a block has no position of its own, and reads another's for its structure only."""
-        return self.tail_rule is Tail.PADDED and block == self.whole_blocks and not self.tail_share
+        return self.tail_rule is Tail.PADDED and block == self.complete_blocks and not self.tail_share
 
     def blocks_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         return positions // self.global_block

@@ -273,7 +273,7 @@ class LogicalShard(NamedTuple):
         )
         tail_records = _tail_records(partition.tail_share, leading)
         has_tail = tail_records or partition.tail_rule is Tail.PADDED
-        num_blocks = partition.num_blocks if has_tail else partition.whole_blocks
+        num_blocks = partition.num_blocks if has_tail else partition.complete_blocks
         limit = partition.block_limit
         return cls(
             number=number,
@@ -291,7 +291,7 @@ class LogicalShard(NamedTuple):
         """Returns the number of this shard's records in blocks [first, stop), without the padding of the last one."""
         if self.locator.varying is not None:
             return int(self.locator.varying.are_used(self.partition.positions(first, stop)).sum())
-        partition, tail = self.partition, self.partition.whole_blocks
+        partition, tail = self.partition, self.partition.complete_blocks
         missing = partition.block - self.tail_records if tail is not None and first <= tail < stop else 0
         return (stop - first) * partition.block - missing
 

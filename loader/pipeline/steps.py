@@ -64,8 +64,8 @@ def may_depend_on_thread(source: DataSource[Any]) -> bool:
     them must not depend on the duration of a read.
     """
     method = getattr(type(source), "__getitem__", None)
-    is_own = not type(source).__module__.startswith("millstream.")
-    return is_own and isinstance(method, FunctionType) and batched_read_of(source) is None
+    is_users = not type(source).__module__.startswith("millstream.")
+    return is_users and isinstance(method, FunctionType) and batched_read_of(source) is None
 
 
 def reader_of(
@@ -239,7 +239,7 @@ def _with_copies(value: Any, is_shared: Callable[[NDArray[Any]], bool]) -> Any:
     return value
 
 
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 Results = Callable[[Elements], Iterator[Any]]
 """A function that yields the result of an operation for each element of a run."""
 
@@ -253,14 +253,16 @@ def within(component: int | None, results: Results, otherwise: Callable[[Any], A
         return results
 
     def mixed(run: Elements) -> Iterator[Any]:
-        is_own = run.origins.component == component
-        if is_own.all():
+        is_of_component = run.origins.component == component
+        if is_of_component.all():
             return results(run)
-        values, own_rows = list(run.values), is_own.tolist()
-        component_results = results(Elements(list(itertools.compress(values, own_rows)), run.origins.take(is_own)))
+        values, chosen = list(run.values), is_of_component.tolist()
+        component_results = results(
+            Elements(list(itertools.compress(values, chosen)), run.origins.take(is_of_component))
+        )
         return (
-            next(component_results) if owned else otherwise(value)
-            for value, owned in zip(values, own_rows, strict=True)
+            next(component_results) if is_chosen else otherwise(value)
+            for value, is_chosen in zip(values, chosen, strict=True)
         )
 
     return mixed
@@ -271,7 +273,7 @@ Streams = Callable[[Origins, int, int | None], "Iterator[np.random.Generator]"]
 """A function that yields one generator per element, given origins, the number of the operation, and its own seed."""
 
 
-def isolated(function: Callable[..., Result], *arguments: Any) -> Result:
+def isolated(function: Callable[..., ResultT], *arguments: Any) -> ResultT:
     """Calls a function in a new context, in which all context variables have their defaults.
 
     NumPy's `errstate`, the precision of `decimal` and the user's variables are not the caller's, and changes end here.
@@ -472,8 +474,8 @@ def _block_step(operation: Batch, where: str, producer: str | None) -> Step:
         if run.error is not None and len(bounds) > 1 and (run.at is None or run.at.block == int(blocks[-1])):
             del bounds[-1]
         firsts = run.origins.take(np.array(bounds[:-1], np.int64))
-        batches_made = (make(run, start, stop, allocate) for start, stop in itertools.pairwise(bounds))
-        batches, error = collect(batches_made, firsts, where, len(bounds) - 1)
+        built = (make(run, start, stop, allocate) for start, stop in itertools.pairwise(bounds))
+        batches, error = collect(built, firsts, where, len(bounds) - 1)
         if error is None:
             return Elements(batches, firsts, run.error, run.at)
         return _cut(Elements(batches, firsts), batches, error)

@@ -189,10 +189,10 @@ def memory_available() -> int:
     It is the minimum of the machine's available memory, the memory left below the limits of its control groups (such as
     a container's; above them the system kills instead of refusing), and the address space left.
     """
-    return min(_machine_memory(), address_space_left(), _memory_left_in_groups())
+    return min(_machine_memory(), free_address_space(), _free_memory_in_groups())
 
 
-def address_space_left() -> int:
+def free_address_space() -> int:
     """Returns the number of bytes that this process can still map, or `sys.maxsize` without a limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
@@ -209,7 +209,7 @@ def affordable_threads(num_threads: int) -> int:
 
     They may take half of the address space left. With more, the next array would raise MemoryError, however small.
     """
-    return min(num_threads, max(1, address_space_left() // 2 // THREAD_BYTES))
+    return min(num_threads, max(1, free_address_space() // 2 // THREAD_BYTES))
 
 
 def _machine_memory() -> int:
@@ -221,12 +221,12 @@ def _machine_memory() -> int:
     return int(fields["MemAvailable"].split()[0]) * 1024
 
 
-def _memory_left_in_groups() -> int:
+def _free_memory_in_groups() -> int:
     """Returns the number of bytes that this process's groups may still use, or `sys.maxsize` without a limit.
 
     File pages that the kernel can reclaim immediately do not count as used. The limits of all enclosing groups apply.
     """
-    left = sys.maxsize
+    free = sys.maxsize
     for group in _groups("memory"):
         # Above `high`, the kernel throttles a process until it hardly runs.
         for limit_name, usage_name in (
@@ -236,8 +236,8 @@ def _memory_left_in_groups() -> int:
         ):
             with contextlib.suppress(OSError, ValueError):
                 limit = int(_text_of(f"{group}/{limit_name}"))
-                left = min(left, max(0, limit - int(_text_of(f"{group}/{usage_name}")) + _reclaimable(group)))
-    return left
+                free = min(free, max(0, limit - int(_text_of(f"{group}/{usage_name}")) + _reclaimable(group)))
+    return free
 
 
 def cores_of_groups() -> int:

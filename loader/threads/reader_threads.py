@@ -33,7 +33,7 @@ from typing import Any, TypeVar, final
 from millstream.core.signals import SignalSafeLock
 from millstream.loader.threads.waiting import TimedQueue
 
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 
 CLOSE_SECONDS = 1.0
 """The time that the end of an engine waits for threads inside user code, in seconds."""
@@ -124,7 +124,9 @@ class ReaderThreads:
             # Wakes an idle thread, which finds that it is surplus.
             self._jobs.put(lambda: None)
 
-    def run_timed(self, work: Callable[[], Result], failed: Callable[[BaseException], Result]) -> tuple[Result, float]:
+    def run_timed(
+        self, work: Callable[[], ResultT], failed: Callable[[BaseException], ResultT]
+    ) -> tuple[ResultT, float]:
         """Runs work, and returns its result and the seconds that it would take alone.
 
         If it raises, the result is that of `failed`.
@@ -155,10 +157,10 @@ class ReaderThreads:
             return
         # Not by `Thread.join`: up to Python 3.12, a handler's exception may leave its lock locked.
         deadline = time.monotonic() + seconds
-        while self._started - {threading.current_thread()} and (left := deadline - time.monotonic()) > 0:
+        while self._started - {threading.current_thread()} and (seconds := deadline - time.monotonic()) > 0:
             # Several threads may wait here. One that misses a notification checks again after a slice.
             with contextlib.suppress(queue.Empty):
-                self._ended.get(timeout=min(left, JOIN_SECONDS))
+                self._ended.get(timeout=min(seconds, JOIN_SECONDS))
 
     def _start_thread(self) -> None:
         self._process = os.getpid()

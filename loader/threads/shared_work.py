@@ -24,7 +24,7 @@ from millstream.loader.pipeline.steps import isolated
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.sources.reads import sharing
 
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 
 MIN_SHARED_SECONDS = 0.002
 """The minimum duration of work that is shared. Sharing a shorter one would cost more than it gains."""
@@ -42,11 +42,11 @@ class SharedWork:
     """Shares the jobs of one call, in whose thread it is used.
 
     Attributes:
-        seconds_of_others: the time that other threads have spent on the jobs.
+        helper_seconds: the time that other threads have spent on the jobs.
     """
 
     def __init__(self, readers: ReaderThreads, record_time: RecordTime) -> None:
-        self.seconds_of_others = 0.0
+        self.helper_seconds = 0.0
         self._readers = readers
         self._record_time = record_time
         self._process = os.getpid()
@@ -67,9 +67,9 @@ class SharedWork:
         except BaseException:  # noqa: BLE001  (the plan reports the error at the right block)
             return plan.prepare_blocks(start, stop, shard)
         if self._record_time.seconds * len(origins) < MIN_SHARED_SECONDS:
-            whole, seconds = self._readers.run_timed(functools.partial(plan.prepare, origins), Elements.failed)
+            run, seconds = self._readers.run_timed(functools.partial(plan.prepare, origins), Elements.failed)
             self._record_time.seconds = seconds / len(origins)
-            return whole
+            return run
         first, seconds = self._readers.run_timed(
             functools.partial(plan.prepare, origins.take(slice(1))), Elements.failed
         )
@@ -86,46 +86,46 @@ class SharedWork:
         return Elements.concatenate([first, *prepared])
 
     def run(
-        self, jobs: Sequence[Callable[[], Result]], failed: Callable[[BaseException], Result]
-    ) -> tuple[list[Result], float]:
+        self, jobs: Sequence[Callable[[], ResultT]], failed: Callable[[BaseException], ResultT]
+    ) -> tuple[list[ResultT], float]:
         """Runs all jobs, in any thread. Returns their results, in order, and the seconds of all of them together.
 
         `failed` returns the result of a job that raises.
         """
-        left = deque(enumerate(jobs))
-        finished: queue.SimpleQueue[tuple[int, Result, float]] = queue.SimpleQueue()
+        pending = deque(enumerate(jobs))
+        finished: queue.SimpleQueue[tuple[int, ResultT, float]] = queue.SimpleQueue()
 
         def assist(more: int) -> None:
             call_helpers(more)
-            for outcome in self._run_remaining(left, failed):
+            for outcome in self._run_remaining(pending, failed):
                 finished.put(outcome)
 
         def call_helpers(limit: int) -> None:
-            # Each helper calls the next one while jobs are left. If only the first job was slow, because it was the
+            # Each helper calls the next one while jobs are pending. If only the first job was slow, because it was the
             # first, a single thread is started.
-            if limit > 0 and len(left) > 1:
+            if limit > 0 and len(pending) > 1:
                 self._readers.submit(functools.partial(assist, limit - 1))
 
         # This thread is one of those that read, even if it is not one of the readers.
         call_helpers(self._readers.size - 1)
-        results: dict[int, Result] = {}
+        results: dict[int, ResultT] = {}
         total = 0.0
-        for number, result, seconds in self._run_remaining(left, failed):
+        for number, result, seconds in self._run_remaining(pending, failed):
             results[number] = result
             total += seconds
         while len(results) < len(jobs):
             number, result, seconds = finished.get()
             results[number] = result
             total += seconds
-            self.seconds_of_others += seconds
+            self.helper_seconds += seconds
         return [results[number] for number in range(len(jobs))], total
 
     def _run_remaining(
-        self, left: deque[tuple[int, Callable[[], Result]]], failed: Callable[[BaseException], Result]
-    ) -> Iterator[tuple[int, Result, float]]:
+        self, pending: deque[tuple[int, Callable[[], ResultT]]], failed: Callable[[BaseException], ResultT]
+    ) -> Iterator[tuple[int, ResultT, float]]:
         while True:
             try:
-                number, job = left.popleft()
+                number, job = pending.popleft()
             except IndexError:
                 return
             result, seconds = self._readers.run_timed(functools.partial(isolated, job), failed)

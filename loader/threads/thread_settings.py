@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, final
 
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 
 
 @final
@@ -44,13 +44,13 @@ class ThreadSettings:
         return self._deviating is None
 
 
-def in_fresh_thread(function: Callable[[], Result]) -> Result:
+def in_fresh_thread(function: Callable[[], ResultT]) -> ResultT:
     """Calls a function in a new thread, and returns its result or raises its exception.
 
     If the system has no thread left, the calling thread runs the function. The thread is started by `_thread`, because
     the lock of `threading` may be held by this very thread, if it was interrupted by a signal handler that calls this.
     """
-    outcomes: queue.SimpleQueue[tuple[Result, None] | tuple[None, BaseException]] = queue.SimpleQueue()
+    outcomes: queue.SimpleQueue[tuple[ResultT, None] | tuple[None, BaseException]] = queue.SimpleQueue()
 
     def run() -> None:
         try:
@@ -83,8 +83,8 @@ def _jax_settings(jax: Any) -> Any:
     """
     try:
         config = sys.modules["jax._src.config"]
-        others = _states_beside_key(config, len(config.config_states))
-        return config.trace_context(), [state.value for state in others]
+        settings = _states_beside_key(config, len(config.config_states))
+        return config.trace_context(), [state.value for state in settings]
     except (AttributeError, KeyError):
         return getattr(getattr(jax, "config", None), "values", None)
 

@@ -138,14 +138,14 @@ class TimedQueue(Generic[ItemT]):
     def __init__(self) -> None:
         self._items: collections.deque[ItemT] = collections.deque()
         # Locked unless an item has arrived since it was last acquired.
-        self._has_come = threading.Lock()
-        self._has_come.acquire()
+        self._has_item = threading.Lock()
+        self._has_item.acquire()
 
     def put(self, item: ItemT) -> None:
         self._items.append(item)
-        if self._has_come.locked():
+        if self._has_item.locked():
             try:
-                self._has_come.release()
+                self._has_item.release()
             except RuntimeError:
                 # Another thread has put an item at the same moment.
                 return
@@ -160,9 +160,9 @@ class TimedQueue(Generic[ItemT]):
                 except IndexError:
                     # Another thread has taken it.
                     continue
-            if (left := deadline - time.monotonic()) <= 0:
+            if (seconds := deadline - time.monotonic()) <= 0:
                 raise queue.Empty
-            self._has_come.acquire(timeout=left)
+            self._has_item.acquire(timeout=seconds)
 
     def take(self, clock: StallClock) -> ItemT:
         """Removes the next item and returns it. Raises queue.Empty if none arrives in a slice of the clock's wait."""
@@ -177,13 +177,13 @@ class TimedQueue(Generic[ItemT]):
         return len(self._items)
 
 
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 
 BLOCKED_SECONDS = 0.05
 """A thread is blocked if it uses no processor time for this long."""
 
 
-def watched(work: Callable[[], Result], describe: Callable[[], str], stall_timeout: float) -> Result:
+def watched(work: Callable[[], ResultT], describe: Callable[[], str], stall_timeout: float) -> ResultT:
     """Calls a function in the consumer's thread. The watcher logs it if it does not return.
 
     `describe` returns a description of the work. The watcher's thread calls it.
@@ -306,9 +306,9 @@ def _report_hung(reported: set[tuple[int, float]], now: float, resumed: float) -
     reported &= {(thread, begun) for thread, (begun, *_) in calls.items()}
     seconds = math.inf
     for thread, (begun, stall_timeout, describe) in calls.items():
-        left = max(begun, resumed) + min(STALL_WARNING_SECONDS, stall_timeout) - now
-        if left > 0:
-            seconds = min(seconds, left)
+        until_report = max(begun, resumed) + min(STALL_WARNING_SECONDS, stall_timeout) - now
+        if until_report > 0:
+            seconds = min(seconds, until_report)
         elif (thread, begun) not in reported:
             reported.add((thread, begun))
             _report(thread, begun, describe)
