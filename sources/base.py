@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.descriptions import Rendered
+from millstream.core.direct_copies import DirectCopies
 from millstream.sources.record_copies import (
     IMMUTABLE,
     MAX_CHECKED_VALUES,
     MAX_COPIED_BYTES,
     SAMPLED_VALUES,
     compiled_copies,
+    has_large_arrays,
 )
 
 T_co = TypeVar("T_co", covariant=True)
@@ -235,8 +237,17 @@ class HeldRecords(Generic[T_co]):
             return list(map(kind.copy, records))
         return self._copies_of(records)
 
+    @property
+    def copies_large_arrays(self) -> bool:
+        """True if `copied_directly` saves work."""
+        return self.copies and has_large_arrays(self._example)
+
+    def copied_directly(self, keys: Sequence[int], copies: DirectCopies) -> Sequence[T_co]:
+        """Returns the same copies as `__getitems__`, with large arrays where the batch of all records will be."""
+        return self._copies_of(items_at(self.records, keys), copies.copy)
+
     @functools.cached_property
-    def _copies_of(self) -> Callable[[Sequence[Any]], list[Any]]:
+    def _copies_of(self) -> Callable[..., list[Any]]:
         return compiled_copies(self._example, own)
 
     def __getstate__(self) -> dict[str, Any]:

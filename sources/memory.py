@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from millstream.core import tree
 from millstream.core.columnar import Allocate, ColumnarRecords, copy_images, find_loss
+from millstream.core.direct_copies import DirectCopies
 from millstream.errors import DataSourceError
 from millstream.sources.base import (
     HeldRecords,
@@ -177,6 +178,16 @@ class InMemoryDataSource(RenderedSource):
         if (batched_read := batched_read_of(self._records)) is not None:
             return batched_read(keys.tolist())
         return items_at(self._records, keys.tolist())
+
+    @property
+    def copies_large_arrays(self) -> bool:
+        """True if `copied_directly` saves work."""
+        return isinstance(self._records, HeldRecords) and self._records.copies_large_arrays
+
+    def copied_directly(self, record_keys: RecordKeys, copies: DirectCopies) -> Sequence[Any]:
+        """Returns the same records as `__getitems__`, with large arrays where the batch of all records will be."""
+        keys = checked_record_keys(record_keys, self._num_records)
+        return self._records.copied_directly(keys.tolist(), copies)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         return f"InMemoryDataSource({self._num_records} records in {self._kind})"

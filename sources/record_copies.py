@@ -10,6 +10,9 @@ from types import NoneType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+from millstream.core import tree
 
 MAX_COPIED_BYTES = 1 << 20
 """Larger arrays are not copied, because an operation may crop a part of a gigabyte."""
@@ -24,28 +27,44 @@ IMMUTABLE = frozenset({int, float, complex, bool, str, bytes, NoneType})
 
 _LEAVES = IMMUTABLE | {np.bool_, np.int32, np.int64, np.uint8, np.float32, np.float64}
 
+MIN_DIRECT_BYTES = 1 << 14
+"""Smaller arrays are not copied into the memory of a batch, because the bookkeeping takes as long as a second copy."""
+
 _MAX_LINES = 64
 """The number of conditions beyond which a structure is not compiled."""
 
 _chain = itertools.chain.from_iterable
 
 Copy = Callable[[Any], Any]
+CopyLarge = Callable[[int, NDArray[Any]], NDArray[Any]]
+"""A function that copies an array, given its number among those of a record."""
 
 
 class _NotCompiledError(Exception):
     """A structure with other values than numbers, texts, arrays, and dicts and lists of these."""
 
 
-def compiled_copies(example: Any, copy: Copy) -> Callable[[Sequence[Any]], list[Any]]:
+def has_large_arrays(record: Any) -> bool:
+    """Returns True if a record has arrays that may be copied into the memory of a batch."""
+    arrays = (leaf for _, leaf in tree.leaves(record) if type(leaf) is np.ndarray)
+    return any(MIN_DIRECT_BYTES <= array.nbytes <= MAX_COPIED_BYTES and array.flags.writeable for array in arrays)
+
+
+def copied(_: int, array: NDArray[Any]) -> NDArray[Any]:
+    return array.copy()
+
+
+def compiled_copies(example: Any, copy: Copy) -> Callable[..., list[Any]]:
     """Returns a function that returns the copies of records, which is fast for those with the structure of an example.
 
-    `copy` copies any record: its results are those of the function.
+    `copy` copies any record: its results are those of the function. A second argument of it, a `CopyLarge`, replaces
+    the function that copies large arrays.
     """
     code = _Code()
     try:
         result = code.add(example, "record")
     except _NotCompiledError:
-        return lambda records: list(map(copy, records))
+        return lambda records, _=copied: list(map(copy, records))
     # What occurs twice in a record is copied once, by the general copy.
     if code.branches or code.lists:
         ids = [f"id({name})" for name in code.mutable] + [f"*map(id, {name})" for name in code.lists]
@@ -53,7 +72,7 @@ def compiled_copies(example: Any, copy: Copy) -> Callable[[Sequence[Any]], list[
         code.tests.append(f"len({{{', '.join(ids)}}}) == {count}")
     source = "\n".join(
         [
-            "def copies_of(records):",
+            "def copies_of(records, copy_large=copied):",
             "    copies = []",
             "    for record in records:",
             "        try:",
@@ -67,7 +86,8 @@ def compiled_copies(example: Any, copy: Copy) -> Callable[[Sequence[Any]], list[
             "    return copies",
         ]
     )
-    names: dict[str, Any] = {"copy": copy, "LEAVES": _LEAVES, "chain": _chain, "ndarray": np.ndarray, **code.names}
+    names: dict[str, Any] = {"copy": copy, "copied": copied, "LEAVES": _LEAVES, "chain": _chain, "ndarray": np.ndarray}
+    names |= code.names
     # The text has nothing of the record but its structure: names of keys and values are those of `code.names`.
     exec(compile(source, f"<copies of {type(example).__name__}>", "exec"), names)  # noqa: S102
     compiled: Callable[[Sequence[Any]], list[Any]] = names["copies_of"]
@@ -84,6 +104,7 @@ class _Code:
         mutable: the names of the values that are copied.
         lists: the names of lists of dicts among them.
         branches: True if a dict has several values that are copied. Otherwise none occurs twice.
+        num_large: the number of large arrays, which `copy_large` copies.
     """
 
     def __init__(self) -> None:
@@ -93,6 +114,7 @@ class _Code:
         self.mutable: list[str] = []
         self.lists: list[str] = []
         self.branches = False
+        self.num_large = 0
 
     def add(self, value: Any, name: str, read: str | None = None) -> str:
         """Adds a value, which has a name, or is read by an expression. Returns the expression of its copy."""
@@ -118,6 +140,9 @@ class _Code:
                 f"{name}.nbytes <= {MAX_COPIED_BYTES}",
                 f"not {name}.dtype.hasobject",
             ]
+            if value.nbytes >= MIN_DIRECT_BYTES:
+                self.num_large += 1
+                return f"copy_large({self.num_large}, {name})"
         else:
             raise _NotCompiledError
         return f"{name}.copy()"

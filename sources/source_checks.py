@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from millstream import grain_kinds
-from millstream.sources.base import is_held, is_mapped
+from millstream.core.direct_copies import DirectCopies
+from millstream.sources.base import HeldRecords, is_held, is_mapped
+
+DirectRead = Callable[[Any, DirectCopies], Sequence[Any]]
 
 _ROWS_OF_TABLES: Mapping[str, Callable[[Any, int], Any]] = {
     "arrow": lambda table, row: table.slice(row, 1),
@@ -33,6 +36,13 @@ def batched_read_of(source: Any) -> Callable[[Any], Sequence[Any]] | None:
         return read
     row_of = _ROWS_OF_TABLES.get(source.format.get("type"))
     return read if row_of is None else functools.partial(_rows_of_table, source, row_of)
+
+
+def read_directly_of(source: Any) -> DirectRead | None:
+    """Returns the function that copies records, with large arrays in the memory of a batch, or None if none are."""
+    source = HeldRecords(source) if is_held(source) else source
+    is_own = type(source).__module__.startswith("millstream.")
+    return source.copied_directly if is_own and getattr(source, "copies_large_arrays", False) else None
 
 
 def reads_in_one_call(source: Any) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.columnar import Allocate
+from millstream.core.direct_copies import DirectCopies
 from millstream.core.randomness import Purpose, derive_seed
 from millstream.core.signals import cannot_wait, is_from_signal_handler
 from millstream.core.warn import log_warning
@@ -36,6 +37,7 @@ from millstream.loader.pipeline.shards import Partition, first_dynamic
 from millstream.loader.pipeline.stages import Instrument, LogicalShard, compile_stages, records_per_block, split_stages
 from millstream.loader.pipeline.steps import (
     MAX_HELD_RECORDS,
+    Reader,
     Step,
     annotated,
     depth_step,
@@ -46,7 +48,7 @@ from millstream.loader.pipeline.steps import (
 )
 from millstream.samplers.base import POSITION_LIMIT, is_mixed
 from millstream.sources.base import is_held
-from millstream.sources.source_checks import batched_read_of, is_in_memory, reads_in_one_call
+from millstream.sources.source_checks import batched_read_of, is_in_memory, read_directly_of, reads_in_one_call
 from millstream.transforms import Batch, Transformation
 
 KEYS = "keys"
@@ -106,7 +108,7 @@ class Plan:
         read = _reader(pipeline)
         if not groups[0] or (tolerance is not None and groups[0][0].gathers):
             read = functools.partial(_read_within_depth, read, depth_step(f"reading from {type(source).__name__}"))
-        self._read: Callable[[Origins], Elements] = read
+        self._read: Reader = read
         self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template)
         local = [stage.has_local_steps for stage in self.stages]
         self.num_remote_stages = local.index(True) if any(local) else len(local)
@@ -117,6 +119,15 @@ class Plan:
         sends_batches = self.blocks_are_batches and first.num_remote_steps > first.num_record_steps
         self.max_blocks_per_call = max_batches(groups[0], self.partition.block) if sends_batches else None
         self.waits_for_calls = sends_batches and self.max_blocks_per_call is None
+        # The records of a batch may be copied where it will be, because a Batch stacks them.
+        gathering = next((operation for operation in groups[0] if operation.gathers), None)
+        self._copies_directly = (
+            isinstance(gathering, Batch)
+            and _stacks(gathering)
+            and sends_batches
+            and self.errors is None
+            and read_directly_of(pipeline.view.source) is not None
+        )
         # The operation that makes the outputs of stage 0.
         self._last_label = self.pipeline.labels[len(groups[0]) - 1] if groups[0] else ""
         numbers = (0,) * sum(stage.num_cursor_numbers for stage in self.stages)
@@ -200,15 +211,15 @@ class Plan:
         return self.shards[0].locator
 
     def make(
-        self, request: Request, allocate: Allocate, prepare_blocks: Callable[[int, int, int], Elements] | None = None
+        self, request: Request, allocate: Allocate, prepare_blocks: Callable[..., Elements] | None = None
     ) -> Elements:
         """Computes the outputs for a request, with batches in memory from `allocate`.
 
         `prepare_blocks` replaces the method of this name; it may read in several threads.
         """
         if isinstance(request, Blocks):
-            if prepare_blocks is not None or self.errors is not None:
-                return self.finish_blocks((prepare_blocks or self.prepare_blocks)(*request), allocate)
+            if prepare_blocks is not None or self.errors is not None or self._copies_directly:
+                return self._make_blocks(request, allocate, prepare_blocks or self.prepare_blocks)
             # As `prepare_blocks`, whose frames would be in each traceback.
             try:
                 origins = self._locators[request.shard].locate(request.start, request.stop)
@@ -226,6 +237,20 @@ class Plan:
             return self._run_rest(request.stage, request.elements, allocate)
         return self.finish_blocks(isolated(self._run_record_steps, request.elements, self._record_steps), allocate)
 
+    def _make_blocks(self, blocks: Blocks, allocate: Allocate, prepare_blocks: Callable[..., Elements]) -> Elements:
+        if not self._copies_directly or blocks.stop - blocks.start > 1:
+            return self.finish_blocks(prepare_blocks(*blocks), allocate)
+        copies = DirectCopies(allocate)
+        run = prepare_blocks(*blocks, copies)
+        batches = Context().run(self._block_steps[0], run, copies)
+        # The elements end, so that nothing but user code refers to them.
+        run.values, batches.failures = (), run.failures
+        settled = [copies.settled(batch) for batch in batches.values]
+        batches.values = [batch for batch, _ in settled]
+        if any(are_kept for _, are_kept in settled):
+            self._copies_directly = False
+        return self.finish_blocks(batches, allocate, self._block_steps[1:])
+
     def describe(self, request: Request) -> str:
         if not isinstance(request, Blocks):
             return describe_records(request.elements.origins.named(self.pipeline.components))
@@ -237,13 +262,15 @@ class Plan:
             # The user's sampler may raise. That must not hide the event that is being reported.
             return f"the blocks {request.start} to {request.stop - 1}"
 
-    def prepare_blocks(self, start: int, stop: int, shard: int) -> Elements:
+    def prepare_blocks(self, start: int, stop: int, shard: int, copies: DirectCopies | None = None) -> Elements:
         """Reads and prepares blocks start … stop - 1. An error of the sampler comes at its block."""
         try:
             origins = self._locators[shard].locate(start, stop)
         except BaseException as error:  # noqa: BLE001  (raised again, or delivered at its block)
             return self._without_keys(error, start, stop, shard)
-        return isolated(self._read_and_run, origins)
+        if copies is not None:
+            copies.count = len(origins)
+        return isolated(self._read_and_run, origins, copies)
 
     def _without_keys(self, error: BaseException, start: int, stop: int, shard: int) -> Elements:
         """Returns the elements of blocks before the one at which the sampler raised an error, which follows them."""
@@ -264,22 +291,23 @@ class Plan:
     def run_record_steps(self, run: Elements) -> Elements:
         return isolated(self._complete, run)
 
-    def prepare(self, origins: Origins) -> Elements:
+    def prepare(self, origins: Origins, copies: DirectCopies | None = None) -> Elements:
         """Reads and prepares records: runs the operations before the first Batch of stage 0."""
-        return isolated(self._read_and_run, origins)
+        return isolated(self._read_and_run, origins, copies)
 
-    def _read_and_run(self, origins: Origins) -> Elements:
-        run = self._read_records(origins)
+    def _read_and_run(self, origins: Origins, copies: DirectCopies | None) -> Elements:
+        run = self._read_records(origins, copies)
         return run_steps(self._record_steps, run, np.empty) if self.errors is None else self._complete(run)
 
-    def finish_blocks(self, run: Elements, allocate: Allocate) -> Elements:
-        """Runs the remaining operations of stage 0 on the prepared records of complete blocks."""
-        if len(self._block_steps) == 1:
+    def finish_blocks(self, run: Elements, allocate: Allocate, steps: Sequence[Step] | None = None) -> Elements:
+        """Runs the remaining operations of stage 0, or the given steps, on the prepared records of complete blocks."""
+        steps = self._block_steps if steps is None else steps
+        if len(steps) == 1:
             failures = run.failures
-            run = Context().run(self._block_steps[0], run, allocate)
+            run = Context().run(steps[0], run, allocate)
             run.failures = failures
-        elif self._block_steps:
-            run = Context().run(run_steps, self._block_steps, run, allocate)
+        elif steps:
+            run = Context().run(run_steps, steps, run, allocate)
         if not self._are_first_outputs_checked and not self.stages[0].has_local_steps:
             self._check_first_outputs(run)
         return run
@@ -310,10 +338,10 @@ class Plan:
         origins = group.origins.named(self.pipeline.components)
         return isolated(run_steps, steps, Elements(group.values, origins, group.error), allocate)
 
-    def _read_records(self, origins: Origins) -> Elements:
+    def _read_records(self, origins: Origins, copies: DirectCopies | None = None) -> Elements:
         """Reads records. Those that fail are omitted if errors are skipped."""
         if self.errors is None:
-            return self._read(origins)
+            return self._read(origins, copies)
         failed: list[FailedRecord] = []
         run = without_failures(lambda run: self._read(run.origins), Elements(range(len(origins)), origins), failed)
         run.failures = tuple(failed)
@@ -347,7 +375,7 @@ class Plan:
         return run
 
 
-def _reader(pipeline: Pipeline) -> Callable[[Origins], Elements]:
+def _reader(pipeline: Pipeline) -> Reader:
     view = pipeline.view
     is_stacked = any(isinstance(first, Batch) and _stacks(first) for first in pipeline.operations[:1])
     if not view.differs_by_epoch:
@@ -356,8 +384,8 @@ def _reader(pipeline: Pipeline) -> Callable[[Origins], Elements]:
     return reader_of(view.source, keys_of, skips_none=view.skips_none, is_stacked=is_stacked)
 
 
-def _read_within_depth(read: Callable[[Origins], Elements], check: Step, origins: Origins) -> Elements:
-    return check(read(origins), np.empty)
+def _read_within_depth(read: Reader, check: Step, origins: Origins, copies: DirectCopies | None = None) -> Elements:
+    return check(read(origins, copies), np.empty)
 
 
 def _stacks(operation: Transformation) -> bool:

@@ -10,7 +10,7 @@ import functools
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import FunctionType
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from millstream.core import tree
 from millstream.core.columnar import Allocate, ColumnarRecords
 from millstream.core.descriptions import described
+from millstream.core.direct_copies import DirectCopies
 from millstream.core.segments import Segments
 from millstream.core.signals import cannot_wait, is_from_signal_handler
 from millstream.core.warn import log_warning
@@ -25,7 +26,7 @@ from millstream.errors import StackError
 from millstream.loader.pipeline.elements import Elements, Location, Origins, SourceEnded, add_note, describe_origin
 from millstream.sources import DataSource
 from millstream.sources.base import HeldRecords, is_held
-from millstream.sources.source_checks import batched_read_of
+from millstream.sources.source_checks import DirectRead, batched_read_of, read_directly_of
 from millstream.transforms import (
     Batch,
     Filter,
@@ -68,9 +69,15 @@ def may_depend_on_thread(source: DataSource[Any]) -> bool:
     return is_users and isinstance(method, FunctionType) and batched_read_of(source) is None
 
 
+class Reader(Protocol):
+    """A function that reads records; with `copies`, those of `read_directly_of`."""
+
+    def __call__(self, origins: Origins, copies: DirectCopies | None = None, /) -> Elements: ...
+
+
 def reader_of(
     source: DataSource[Any], keys_of: KeysOf = _record_keys, *, skips_none: bool = False, is_stacked: bool = False
-) -> Callable[[Origins], Elements]:
+) -> Reader:
     """Returns the function that reads records.
 
     Args:
@@ -82,7 +89,7 @@ def reader_of(
     stand_in: Any = source
     kind: type = stand_in.original_type if hasattr(type(source), "original_type") else type(source)
     where = f"reading from {kind.__name__}"
-    read_batch = batched_read_of(source)
+    read_batch, read_directly = batched_read_of(source), read_directly_of(source)
     read_one: Callable[[int], Any] = source.__getitem__
     # A source that replaces a list copies the records of each reader.
     if is_held(source):
@@ -92,7 +99,7 @@ def reader_of(
     if skips_none:
         read_one = functools.partial(_present, read_one)
 
-    def read_singly(origins: Origins) -> Elements:
+    def read_singly(origins: Origins, _: DirectCopies | None = None) -> Elements:
         keys = keys_of(origins).tolist()
         values, error = collect(map(read_one, keys), origins, where, len(keys), may_end=True)
         at = None if error is None else Location.of(origins, len(values))
@@ -100,7 +107,7 @@ def reader_of(
 
     if read_batch is None:
         return read_singly
-    return _batched_reader(source, read_batch, read_singly, keys_of, where, skips_none=skips_none)
+    return _batched_reader(source, (read_batch, read_directly), read_singly, keys_of, where, skips_none=skips_none)
 
 
 def _present(read_one: Callable[[int], Any], key: int) -> Any:
@@ -123,23 +130,24 @@ class MissingElementError(ValueError):
 
 def _batched_reader(
     source: DataSource[Any],
-    read_batch: Callable[[Any], Sequence[Any]],
-    read_singly: Callable[[Origins], Elements],
+    reads: tuple[Callable[[Any], Sequence[Any]], DirectRead | None],
+    read_singly: Reader,
     keys_of: KeysOf,
     where: str,
     *,
     skips_none: bool,
-) -> Callable[[Origins], Elements]:
+) -> Reader:
     """Returns the function that reads records in one call, and one by one if that fails."""
+    read_batch, read_directly = reads
     takes_arrays = bool(getattr(source, "takes_key_arrays", False))
     warned: list[bool] = []
 
-    def read(origins: Origins) -> Elements:
+    def read(origins: Origins, copies: DirectCopies | None = None) -> Elements:
         # The source gets an array of its own, because it may sort it, or pass it to a library that writes to it.
         keys = origins.table[1] if keys_of is _record_keys else keys_of(origins)
         keys = keys.copy() if takes_arrays else keys.tolist()
         try:
-            records = read_batch(keys)
+            records = read_batch(keys) if copies is None or read_directly is None else read_directly(keys, copies)
             # The source may reuse a list.
             values = records if isinstance(records, (tuple, ColumnarRecords)) else list(records)
             error: BaseException

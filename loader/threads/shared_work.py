@@ -18,7 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar, final
 
-from millstream.loader.pipeline.elements import Elements
+from millstream.core.direct_copies import DirectCopies
+from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.steps import isolated
 from millstream.loader.threads.reader_threads import ReaderThreads
@@ -28,6 +29,9 @@ ResultT = TypeVar("ResultT")
 
 MIN_SHARED_SECONDS = 0.002
 """The minimum duration of work that is shared. Sharing a shorter one would cost more than it gains."""
+
+MIN_SHARED_COPIES_SECONDS = 0.05
+"""The same for records whose arrays are copied into the batch, if the functions take much longer than the copies."""
 
 
 @final
@@ -57,23 +61,29 @@ class SharedWork:
         with sharing(self._read_all):
             yield
 
-    def prepare_blocks(self, plan: Plan, start: int, stop: int, shard: int) -> Elements:
+    def prepare_blocks(
+        self, plan: Plan, start: int, stop: int, shard: int, copies: DirectCopies | None = None
+    ) -> Elements:
         """Does the same as `Plan.prepare_blocks`, whose records are read one by one, in slices.
 
-        The duration of the first record predicts that of the others.
+        The duration of the first record predicts that of the others. Slices do not copy into the batch, because
+        other threads would hold references to the records for a while.
         """
         try:
             origins = plan.locate(start, stop, shard)
         except BaseException:  # noqa: BLE001  (the plan reports the error at the right block)
             return plan.prepare_blocks(start, stop, shard)
-        if self._record_time.seconds * len(origins) < MIN_SHARED_SECONDS:
-            run, seconds = self._readers.run_timed(functools.partial(plan.prepare, origins), Elements.failed)
-            self._record_time.seconds = seconds / len(origins)
-            return run
+        limit = MIN_SHARED_SECONDS
+        if copies is not None:
+            limit, copies.count = MIN_SHARED_COPIES_SECONDS, len(origins)
+        if self._record_time.seconds * len(origins) < limit:
+            return self._prepare_whole(plan, origins, copies)
         first, seconds = self._readers.run_timed(
-            functools.partial(plan.prepare, origins.take(slice(1))), Elements.failed
+            functools.partial(plan.prepare, origins.take(slice(1)), copies), Elements.failed
         )
         rest = 0 if first.error is not None else len(origins) - 1
+        if rest and copies is not None and seconds * rest < limit:
+            return Elements.concatenate([first, self._prepare_whole(plan, origins.take(slice(1, None)), copies)])
         count = min(self._readers.size, rest, max(1, math.ceil(seconds * rest / MIN_SHARED_SECONDS)))
         if not count:
             return first
@@ -84,6 +94,11 @@ class SharedWork:
             # A call takes much longer than a record, so that the first record says little about the others.
             self._record_time.seconds = seconds / rest
         return Elements.concatenate([first, *prepared])
+
+    def _prepare_whole(self, plan: Plan, origins: Origins, copies: DirectCopies | None) -> Elements:
+        whole, seconds = self._readers.run_timed(functools.partial(plan.prepare, origins, copies), Elements.failed)
+        self._record_time.seconds = seconds / len(origins)
+        return whole
 
     def run(
         self, jobs: Sequence[Callable[[], ResultT]], failed: Callable[[BaseException], ResultT]

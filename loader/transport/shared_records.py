@@ -11,6 +11,7 @@ Guarantees:
     * A list stays a list if sharing does not pay: if it is small, or has small records or records with much in common.
 """
 
+import functools
 import io
 import itertools
 import operator
@@ -21,9 +22,11 @@ from typing import Any, NamedTuple, SupportsIndex, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.core.direct_copies import DirectCopies
 from millstream.loader.transport.array_pickles import MappedFiles
 from millstream.loader.transport.pickling import ClassTable, ValuePickler, class_of_number
 from millstream.sources.base import own
+from millstream.sources.record_copies import compiled_copies, has_large_arrays
 
 SMALLEST_BYTES = 1 << 24
 """Smaller lists stay lists, because this amount of memory per worker does not matter."""
@@ -116,14 +119,35 @@ class SharedRecords:
     def _text(self, _: int, start: int, end: int) -> str:
         return str(self._memory[start:end], "utf-8", "surrogatepass")
 
-    def _unpickled(self, number: int, start: int, end: int) -> Any:
-        record, recipe = self._memory[start:end], self._recipe
+    @property
+    def copies_large_arrays(self) -> bool:
+        """True if `copied_directly` saves work."""
+        return bool(self._recipe.large) and has_large_arrays(self._uncopied(0))
+
+    def copied_directly(self, numbers: Sequence[int], copies: DirectCopies) -> list[Any]:
+        """Returns the same copies as `__getitems__`, with large arrays where the batch of all records will be."""
+        if not 0 <= min(numbers) <= max(numbers) < len(self):
+            raise IndexError(f"{self.original_type.__name__} index out of range")
+        return self._copies_of(list(map(self._uncopied, numbers)), copies.copy)
+
+    @functools.cached_property
+    def _copies_of(self) -> Callable[..., list[Any]]:
+        return compiled_copies(self._uncopied(0), own)
+
+    def _uncopied(self, number: int) -> Any:
+        """Returns a pickled record: a new object, or the one that all reads copy because it has large arrays."""
+        recipe = self._recipe
+        start, end = recipe.ends.item(number), recipe.ends.item(number + 1)
         large = recipe.large[recipe.large_ends[number] : recipe.large_ends[number + 1]] if recipe.large else ()
         if not large:
-            return self._loads(record, ())
+            return self._loads(self._memory[start:end], ())
         if number not in self._made:
-            self._made[number] = self._loads(record, large)
-        return own(self._made[number])
+            self._made[number] = self._loads(self._memory[start:end], large)
+        return self._made[number]
+
+    def _unpickled(self, number: int, _start: int, _end: int) -> Any:
+        record = self._uncopied(number)
+        return own(record) if number in self._made else record
 
     def _loads(self, record: Any, large: Sequence[Any]) -> Any:
         if self._classes is not None:

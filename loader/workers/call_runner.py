@@ -14,7 +14,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar, final
+from typing import Any, Generic, NamedTuple, TypeVar, final
 
 from millstream.core.columnar import Allocate
 from millstream.loader.measuring import HAND_OVER, Profiler
@@ -28,7 +28,7 @@ from millstream.loader.transport.payload import Failure, load_request, pack_fail
 from millstream.loader.transport.pickling import ClassTable
 
 Packed = TypeVar("Packed")
-PrepareBlocks = Callable[[int, int, int], Elements]
+PrepareBlocks = Callable[..., Elements]
 
 MAX_EPOCHS = 2
 """The maximum number of epochs of a pipeline whose plans a worker keeps."""
@@ -192,12 +192,10 @@ def _idle_seconds(seconds: float, start: resource.struct_rusage, end: resource.s
     return max(0.0, seconds - (end.ru_utime - start.ru_utime) - (end.ru_stime - start.ru_stime))
 
 
-def _in_thread_of(readers: ReaderThreads, prepare_blocks: PrepareBlocks, start: int, stop: int, shard: int) -> Elements:
+def _in_thread_of(readers: ReaderThreads, prepare_blocks: PrepareBlocks, *blocks: Any) -> Elements:
     """Prepares blocks in a reader thread, because the source may depend on the thread that reads it."""
     outcome: queue.SimpleQueue[Elements] = queue.SimpleQueue()
-    readers.submit(
-        lambda: outcome.put(readers.run_timed(lambda: prepare_blocks(start, stop, shard), Elements.failed)[0])
-    )
+    readers.submit(lambda: outcome.put(readers.run_timed(lambda: prepare_blocks(*blocks), Elements.failed)[0]))
     return outcome.get()
 
 

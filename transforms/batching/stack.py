@@ -45,6 +45,7 @@ from millstream.core.columnar import (
     stack_objects,
     stack_texts,
 )
+from millstream.core.direct_copies import DirectCopies
 from millstream.errors import StackError
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -116,6 +117,8 @@ def _stacker(kind: type) -> _Stacker:
 
 
 def _stack_arrays(column: list[Array], path: str, allocate: Allocate) -> Array:
+    if type(allocate) is DirectCopies and (batch := allocate.batch_of(column)) is not None:
+        return batch
     count, shape, dtype = len(column), column[0].shape, column[0].dtype
     batch = _memory((count, *shape), dtype, allocate)
     if any_flipped(column):
