@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 import millstream
-from support.documents.document_tables import rows
+from support.documents.document_tables import RowTests, rows
 from support.faults.user_faults import WAIT_SECONDS
 from support.files.record_files import write_array_record
 from support.processes.worker_pools import environment, pids_of, python
@@ -365,3 +366,87 @@ def test_each_row_of_the_page_is_provoked() -> None:
     for cells in compared:
         (verdicts,) = (found for beginning, found in COMPARES.items() if cells[0].startswith(beginning))
         assert verdicts[0][0] in cells[1], cells
+
+
+NOTHING_TO_PROVE = ""
+"""For what is not promised, or is a rule for maintainers."""
+
+ELSEWHERE = {
+    "How workers work": {
+        "a worker dies, from any cause": "a_worker_that_dies_loses_nothing",
+        "your code raises an error": "an_error_comes_at_its_turn_and_says_where",
+        "a worker hangs": "a_stall_is_a_warning_and_then_an_error",
+        "the fork server dies": "the_fork_server_killed_is_nobodys_fault",
+        "the trainer dies, even by SIGKILL": "a_trainer_killed_leaves_nothing",
+    },
+    "What a version promises": {
+        "**streams**": "orders_draws_and_packers_are_those_of_the_release",
+        "**states**": "states_of_the_release_resume",
+        "**public names**": "public_names_keep_their_parameters",
+        "**spellings of Grain**": "load_and_data_loader_take_each_others_spellings_and_grains",
+        "**deprecations**": NOTHING_TO_PROVE,
+        "**errors**": "our_errors_are_builtins_and_survive_pickling",
+        "**logs, advice, reports**": "names_are_stable_and_values_are_floats",
+        "**speed**": NOTHING_TO_PROVE,
+        "**Python, JAX, NumPy**": "the_table_of_what_is_supported_has_the_versions_of_the_metadata",
+        "Python": "the_table_of_what_is_supported_has_the_versions_of_the_metadata",
+        "system": "the_workflow_runs_the_gate_on_every_supported_python",
+        "processor": "the_workflow_runs_the_gate_on_every_supported_python",
+        "NumPy, JAX, Orbax, array-record": "the_workflow_runs_the_gate_on_every_supported_python",
+    },
+    "What your code must do": {
+        "Operations are pure functions": "what_is_wrong_is_named_once",
+        "Records of a list, tuple, array or `InMemoryDataSource` are copied for each reader": (
+            "what_an_operation_changes_in_place_is_its_own"
+        ),
+        "What a loader yields is yours": "batches_are_the_consumers_own",
+        "A source returns the same record for the same key": "each_broken_law_of_a_source_is_found",
+        "Settings of your process reach operations, those of your thread do not": (
+            "every_place_is_the_oracle_of_a_program_that_has_changed_its_process"
+        ),
+        "A loader is fixed when it is built": "a_pass_after_a_change_is_an_error_that_names_it",
+    },
+    "Limits": {
+        "With `Filter`, `FlatMap` or packing as documents come": (
+            "a_filtered_pipeline_resumes_only_from_its_logical_shards"
+        ),
+        "Randomness after `Batch`": "draws_after_a_batch_are_one_per_batch_of_a_shard",
+        "Another global batch size": "another_global_batch_needs_leave_and_a_position_that_it_divides",
+        "Random numbers": "the_definition_is_philox_of_seed_index_epoch_operation",
+        "One iterator belongs to one thread.": "a_state_of_another_thread_is_of_one_moment",
+        "Do not fork": "a_forked_process_without_the_threads_of_a_library_gets_an_error",
+        "Programs that an operation starts": "children_of_user_code_in_sessions_of_their_own",
+    },
+}
+"""By section, the test of each promise in a table, by its first cell, or in a list, by its bold beginning."""
+
+
+@pytest.mark.parametrize("section", ELSEWHERE)
+def test_each_other_promise_of_the_page_has_a_test(section: str) -> None:
+    """No promise is without a test, but those that are none; the tests exist."""
+    named = ELSEWHERE[section]
+    text = PAGE.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    beginnings = re.findall(r"^- \*\*(.*?)\*\*", text, re.MULTILINE | re.DOTALL)
+    promises = [cells[0] for cells in rows(PAGE, [section])] or [" ".join(found.split()) for found in beginnings]
+
+    assert promises == list(named)
+    for test in named.values():
+        assert test == NOTHING_TO_PROVE or RowTests(PAGE, {"": test})[""]() is None
+
+
+def test_draws_after_a_batch_are_one_per_batch_of_a_shard() -> None:
+    """A RandomMap after Batch gets one generator for all elements, so that another number of hosts draws others."""
+
+    def draws(shards: int) -> list[Any]:
+        shard = millstream.ShardOptions(0, shards, drop_remainder=True)
+        operations = [
+            millstream.Batch(8 // shards),
+            millstream.RandomMap(lambda batch, rng: (len(batch), rng.random())),
+        ]
+        return list(loader_of(operations, batch_size=None, num_epochs=1, shard_options=shard))
+
+    one, two = draws(1), draws(2)
+    assert [count for count, _ in one] == [8] * 12
+    assert [count for count, _ in two] == [4] * 12
+    assert len({draw for _, draw in one}) == len({draw for _, draw in two}) == 12
+    assert [draw for _, draw in one] != [draw for _, draw in two]
