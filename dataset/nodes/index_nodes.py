@@ -106,9 +106,7 @@ class Shuffle(IndexNode):
         return self.length
 
     def parent_positions(self, positions: Positions) -> Positions:
-        epochs, offsets = divided(positions, self.length)
-        landed = permute(offsets, self.length, self.seed, epochs) if offsets.size else offsets
-        return joined(epochs, self.length, landed)
+        return self._permuted(positions)
 
     def parent_position(self, position: int) -> int:
         epoch, offset = divided_one(position, self.length)
@@ -116,9 +114,12 @@ class Shuffle(IndexNode):
 
     def own_positions(self, positions: Positions, stop: int) -> tuple[Any, Positions]:
         del stop
+        return slice(None), self._permuted(positions, inverse=True)
+
+    def _permuted(self, positions: Positions, *, inverse: bool = False) -> Positions:
         epochs, offsets = divided(positions, self.length)
-        landed = permute(offsets, self.length, self.seed, epochs, inverse=True) if offsets.size else offsets
-        return slice(None), joined(epochs, self.length, landed)
+        landed = permute(offsets, self.length, self.seed, epochs, inverse=inverse) if offsets.size else offsets
+        return joined(epochs, self.length, landed)
 
     @property
     def text(self) -> str:
@@ -142,16 +143,16 @@ class WindowShuffle(IndexNode):
         return derive_seed(self.seed, Purpose.WINDOWS, self.window_size)
 
     def parent_positions(self, positions: Positions) -> Positions:
-        epochs, offsets = divided(positions, self.length)
-        windows, within = np.divmod(offsets, self.window_size)
-        return _permuted(epochs, windows, within, size=self.window_size, length=self.length, seed=self._own_seed)
+        return self._permuted(positions)
 
     def own_positions(self, positions: Positions, stop: int) -> tuple[Any, Positions]:
         del stop
+        return slice(None), self._permuted(positions, inverse=True)
+
+    def _permuted(self, positions: Positions, *, inverse: bool = False) -> Positions:
         epochs, offsets = divided(positions, self.length)
-        windows, within = np.divmod(offsets, self.window_size)
-        sizes = {"size": self.window_size, "length": self.length, "seed": self._own_seed}
-        return slice(None), _permuted(epochs, windows, within, **sizes, inverse=True)
+        landed = permuted_within(offsets, epochs, self.window_size, self.length, self._own_seed, inverse=inverse)
+        return joined(epochs, self.length, landed)
 
     @property
     def text(self) -> str:
@@ -161,27 +162,27 @@ class WindowShuffle(IndexNode):
         yield f"WindowShuffle(size: {self.window_size}, seed: {self.seed}, of: {self.length})"
 
 
-def _permuted(
+def permuted_within(
+    offsets: Positions,
     epochs: "int | NDArray[np.uint64]",
-    windows: Positions,
-    within: Positions,
-    *,
     size: int,
     length: int,
     seed: int,
+    *,
     inverse: bool = False,
 ) -> Positions:
-    """Returns the images of offsets under the permutations of their windows, numbered over all epochs, or the inverse.
+    """Returns offsets in epochs of `length` positions, permuted within each window of `size`, or the inverse.
 
-    The last window of an epoch of `length` positions may be shorter.
+    Windows are numbered over all epochs. The last one of an epoch may be shorter.
     """
-    num_windows = -(-length // size)
-    numbers = joined(epochs, num_windows, windows).view(np.uint64)
+    windows, within = np.divmod(offsets, size)
+    last = -(-length // size) - 1
+    numbers = joined(epochs, last + 1, windows).view(np.uint64)
     landed = np.empty_like(within)
-    is_last = windows == num_windows - 1
-    for rows, own_size in ((~is_last, size), (is_last, length - (num_windows - 1) * size)):
+    is_last = windows == last
+    for rows, own_size in ((~is_last, size), (is_last, length - last * size)):
         landed[rows] = permute(within[rows], own_size, seed, numbers[rows], inverse=inverse)
-    return joined(epochs, length, windows * size + landed)
+    return windows * size + landed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -210,8 +211,9 @@ class Shard(IndexNode):
         epochs, groups = divided(positions, self.length)
         if groups.size and int(groups.max()) >= ENDLESS // self.count:
             raise IndexError(f"Position {groups.max()} of {self.text} exceeds 2**63 in the dataset before it.")
-        within = np.full_like(groups, self.index)
-        return _permuted(epochs, groups, within, size=self.count, length=self.parent.length, seed=self.seed)
+        offsets = groups * self.count + self.index
+        landed = permuted_within(offsets, epochs, self.count, self.parent.length, self.seed)
+        return joined(epochs, self.parent.length, landed)
 
     def parent_stop(self, stop: int) -> int:
         return stop * self.count if self.length == ENDLESS else super().parent_stop(stop)
@@ -219,12 +221,10 @@ class Shard(IndexNode):
     def own_positions(self, positions: Positions, stop: int) -> tuple[Any, Positions]:
         del stop
         epochs, offsets = divided(positions, self.parent.length)
-        groups, within = np.divmod(offsets, self.count)
-        sizes = {"size": self.count, "length": self.parent.length, "seed": self.seed}
-        _, own = divided(_permuted(epochs, groups, within, **sizes, inverse=True), self.parent.length)
+        own = permuted_within(offsets, epochs, self.count, self.parent.length, self.seed, inverse=True)
         owners = np.flatnonzero(own % self.count == self.index)
         own_epochs = epochs if isinstance(epochs, int) else epochs[owners]
-        return owners, joined(own_epochs, self.length, groups[owners])
+        return owners, joined(own_epochs, self.length, own[owners] // self.count)
 
     @property
     def text(self) -> str:
