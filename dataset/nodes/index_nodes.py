@@ -447,8 +447,9 @@ class InterleavedRows(IndexNode):
         Consists of their first positions, shape (runs,); the number of files in each; and the first row of each file
         in the parent, shape (runs, cycle_length).
         """
-        bounds = itertools.pairwise(itertools.accumulate(self.sizes, initial=0))
-        turns = list(itertools.islice(bounds, self.cycle_length))
+        files = itertools.pairwise(itertools.accumulate(self.sizes, initial=0))
+        # The rows left of the files that are interleaved, in the order of their turns.
+        turns = list(itertools.islice(files, self.cycle_length))
         starts, counts, rows, position = [], [], [], 0
         while turns:
             count = len(turns)
@@ -459,9 +460,10 @@ class InterleavedRows(IndexNode):
                 counts.append(count)
                 rows.append([begin for begin, _ in turns] + [0] * (self.cycle_length - count))
             position += length
-            drawn = [begin + (length - turn + count - 1) // count for turn, (begin, _) in enumerate(turns)]
-            left = [(begin, end) for begin, (_, end) in zip(drawn, turns, strict=True)]
-            turns = [*left[ended + 1 :], *left[:ended], *itertools.islice(bounds, 1)]
+            # Each file has had its turn in each whole round, and those before the ended one in the last round.
+            rounds = length // count
+            turns = [(begin + rounds + (turn < ended), end) for turn, (begin, end) in enumerate(turns)]
+            turns = [*turns[ended + 1 :], *turns[:ended], *itertools.islice(files, 1)]
         return np.array(starts), np.array(counts), np.array(rows).reshape(len(rows), self.cycle_length)
 
     def parent_positions(self, positions: Positions) -> Positions:

@@ -234,37 +234,32 @@ class Stream:
 
         The first row begins with the document `first`: after the last one of the source comes its first.
         """
-        total = int(self.ends[-1])
+        count, total = len(self.ends), int(self.ends[-1])
         shift = int(self.ends[first - 1]) if first else 0
-        starts = rows * self._row_length
-        stops = np.minimum(starts + self._row_length, total)
-        # In the source's order, where what lies beyond its end lies at its beginning: a row is one or two runs there.
-        starts, stops = starts + shift, stops + shift
-        runs = np.stack(
-            [starts, np.minimum(stops, total), np.full_like(starts, total), np.maximum(stops, total)], axis=1
-        ).reshape(-1, 2)
-        wraps = np.flatnonzero(starts >= total)
-        runs[2 * wraps] = total
-        runs[2 * wraps + 1, 0] = starts[wraps]
-        runs[1::2] -= total
-        lows, highs = runs[:, 0], runs[:, 1]
-        begin_documents = np.searchsorted(self.ends, lows, side="right")
-        end_documents = np.searchsorted(self.ends, highs - 1, side="right")
-        widths = np.where(highs > lows, end_documents - begin_documents + 1, 0)
-        run_starts = np.concatenate([[0], np.cumsum(widths)])
-        owners = np.repeat(np.arange(len(runs)), widths)
-        documents = np.repeat(begin_documents - run_starts[:-1], widths) + np.arange(run_starts[-1])
-        document_ends = self.ends[documents]
-        document_starts = np.where(documents > 0, self.ends[documents - 1], 0)
-        begins = np.maximum(lows[owners], document_starts) - document_starts
-        ends = np.minimum(highs[owners], document_ends) - document_starts
-        row_starts = run_starts[::2]
-        # Documents without tokens lie within the runs, too.
+        # Tokens and documents are counted in two passes over the source, so that those of a row are consecutive.
+        starts = rows * self._row_length + shift
+        stops = np.minimum(starts + self._row_length, total + shift)
+        firsts, lasts = self._numbers_at(starts), self._numbers_at(stops - 1)
+        row_starts = np.concatenate([[0], np.cumsum(lasts - firsts + 1)])
+        owners, numbers = spread(firsts, lasts + 1)
+        is_second = numbers >= count
+        documents = numbers - count * is_second
+        document_starts = np.where(documents > 0, self.ends[documents - 1], 0) + total * is_second
+        document_ends = self.ends[documents] + total * is_second
+        begins = np.maximum(starts[owners], document_starts) - document_starts
+        ends = np.minimum(stops[owners], document_ends) - document_starts
+        # Documents without tokens lie between the others.
         kept = ends > begins
         if not kept.all():
             row_starts = np.concatenate([[0], np.cumsum(kept)])[row_starts]
             documents, begins, ends = documents[kept], begins[kept], ends[kept]
         return row_starts, documents, begins, ends
+
+    def _numbers_at(self, tokens: Numbers) -> Numbers:
+        """Returns the number of the document of each token, both counted in two passes over the source."""
+        is_second = tokens >= int(self.ends[-1])
+        found = np.searchsorted(self.ends, tokens - int(self.ends[-1]) * is_second, side="right")
+        return found + len(self.ends) * is_second
 
     def tokens_of(self, rows: Numbers) -> Numbers:
         return np.minimum(int(self.ends[-1]) - rows * self._row_length, self._row_length)
