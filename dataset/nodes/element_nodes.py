@@ -6,7 +6,7 @@ import functools
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -202,6 +202,22 @@ class Filtered(ElementNode):
         return (value if keep else None for value, keep in zip(values, map(self.operation.filter, values), strict=True))
 
 
+class _LocatedChildren(NamedTuple):
+    """The children at positions, by their families: runs of consecutive children of one element.
+
+    Attributes:
+        children: the number of each child in its family, shape (n,).
+        families: the number of its family, shape (n,).
+        parents: the position of the element of each family, shape (families,).
+        of_parent: these positions, located by the parent.
+    """
+
+    children: Positions
+    families: Positions
+    parents: Positions
+    of_parent: Any
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split(OperationNode):
     """The children of elements: `max_fan_out` positions per element, of which its children occupy the first ones."""
@@ -226,25 +242,24 @@ class Split(OperationNode):
         units = self.parent.units()
         return units._replace(sizes=units.sizes * self.operation.max_fan_out)
 
-    def locate(self, positions: Positions) -> Any:
-        """Returns the child number and the family of each position, the families' positions, and their location."""
+    def locate(self, positions: Positions) -> _LocatedChildren:
         parents, children = np.divmod(positions, self.operation.max_fan_out)
         begins = np.ones(len(positions), np.bool_)
         # Consecutive children share one call of the user's function. If a child repeats, it gets a new family, because
         # two rows must never be the same object.
         begins[1:] = (parents[1:] != parents[:-1]) | (children[1:] <= children[:-1])
-        whole = parents[begins]
-        return children, np.cumsum(begins) - 1, whole, self.parent.locate(whole)
+        of_families = parents[begins]
+        return _LocatedChildren(children, np.cumsum(begins) - 1, of_families, self.parent.locate(of_families))
 
-    def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
+    def elements(self, located: _LocatedChildren, start: int, stop: int) -> Sequence[Any]:
         """Returns children. Each element of the block is read and split once."""
-        children, families, whole, of_parent = located
         if start == stop:
             return []
-        first, last = int(families[start]), int(families[stop - 1]) + 1
-        values = self.parent.elements(of_parent, first, last)
-        split = collected(map(self._children, values), last - first, whole[first:last], self)
-        rows = zip(children[start:stop].tolist(), (families[start:stop] - first).tolist(), strict=True)
+        families = located.families[start:stop]
+        first, last = int(families[0]), int(families[-1]) + 1
+        values = self.parent.elements(located.of_parent, first, last)
+        split = collected(map(self._children, values), last - first, located.parents[first:last], self)
+        rows = zip(located.children[start:stop].tolist(), (families - first).tolist(), strict=True)
         return [split[family][child] if child < len(split[family]) else None for child, family in rows]
 
     def at(self, position: int) -> Any:
@@ -255,6 +270,22 @@ class Split(OperationNode):
 
     def _children(self, element: Any) -> Sequence[Any]:
         return () if element is None else children_of(self.operation, self.operation.max_fan_out, element)
+
+
+class _LocatedBatches(NamedTuple):
+    """The batches at positions.
+
+    Attributes:
+        positions: the positions, shape (n,).
+        bounds: the first row of each batch in `rows`, and the end of the last one, shape (n + 1,).
+        rows: the positions of the elements of all batches in the parent.
+        of_parent: these positions, located by the parent.
+    """
+
+    positions: Positions
+    bounds: Positions
+    rows: Positions
+    of_parent: Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -279,8 +310,7 @@ class Batched(UnaryNode):
     def width(self) -> int:
         return self.parent.width * self.operation.batch_size
 
-    def locate(self, positions: Positions) -> Any:
-        """Returns the positions, the bounds of each batch in the parent's rows, these rows, and their location."""
+    def locate(self, positions: Positions) -> _LocatedBatches:
         size = self.operation.batch_size
         epochs, numbers = divided(positions, self.length)
         if numbers.size and int(numbers.max()) > ENDLESS // size - 1:
@@ -291,21 +321,20 @@ class Batched(UnaryNode):
         offsets = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - sizes), sizes)
         of_each = epochs if isinstance(epochs, int) else np.repeat(epochs, sizes)
         rows = joined(of_each, self.parent.length, offsets)
-        return positions, np.concatenate([[0], ends]), rows, self.parent.locate(rows)
+        return _LocatedBatches(positions, np.concatenate([[0], ends]), rows, self.parent.locate(rows))
 
-    def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
-        positions, bounds, rows, of_parent = located
-        first, *ends = bounds[start : stop + 1].tolist()
-        values = self.parent.elements(of_parent, first, ends[-1] if ends else first)
+    def elements(self, located: _LocatedBatches, start: int, stop: int) -> Sequence[Any]:
+        first, *ends = located.bounds[start : stop + 1].tolist()
+        values = self.parent.elements(located.of_parent, first, ends[-1] if ends else first)
 
         def batches() -> Iterator[Any]:
             begin = first
             for end in ends:
                 own = values if len(ends) == 1 else values[begin - first : end - first]
-                yield self._batch(own, rows[begin:end])
+                yield self._batch(own, located.rows[begin:end])
                 begin = end
 
-        return collected(batches(), stop - start, positions[start:stop], self)
+        return collected(batches(), stop - start, located.positions[start:stop], self)
 
     def _batch(self, values: Sequence[Any], rows: Positions) -> Any:
         operation = self.operation
