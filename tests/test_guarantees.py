@@ -435,18 +435,19 @@ def test_each_other_promise_of_the_page_has_a_test(section: str) -> None:
 
 
 def test_draws_after_a_batch_are_one_per_batch_of_a_shard() -> None:
-    """A RandomMap after Batch gets one generator for all elements, so that another number of hosts draws others."""
+    """A RandomMap after Batch gets one generator per batch: with more hosts, a global batch has more draws."""
 
-    def draws(shards: int) -> list[Any]:
-        shard = millstream.ShardOptions(0, shards, drop_remainder=True)
-        operations = [
-            millstream.Batch(8 // shards),
-            millstream.RandomMap(lambda batch, rng: (len(batch), rng.random())),
+    def draws(shards: int) -> list[list[float]]:
+        loaders = [
+            loader_of(
+                [millstream.Batch(8 // shards), millstream.RandomMap(lambda _, rng: rng.random())],
+                batch_size=None,
+                num_epochs=1,
+                shard_options=millstream.ShardOptions(index, shards, drop_remainder=True),
+            )
+            for index in range(shards)
         ]
-        return list(loader_of(operations, batch_size=None, num_epochs=1, shard_options=shard))
+        return [list(step) for step in zip(*loaders, strict=True)]
 
-    one, two = draws(1), draws(2)
-    assert [count for count, _ in one] == [8] * 12
-    assert [count for count, _ in two] == [4] * 12
-    assert len({draw for _, draw in one}) == len({draw for _, draw in two}) == 12
-    assert [draw for _, draw in one] != [draw for _, draw in two]
+    assert [len(set(step)) for step in draws(1)] == [1] * 12
+    assert [len(set(step)) for step in draws(2)] == [2] * 12
