@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,32 @@ def test_every_command_is_a_target_of_the_makefile(document: Path) -> None:
     named = set(re.findall(r"(?:`|^)make (\w+)", document.read_text(), re.MULTILINE))
 
     assert named - targets == set()
+
+
+PACKAGES = {"PIL": "pillow"}
+"""The package of a module, if its name is another one."""
+
+
+def test_every_page_says_what_its_blocks_need() -> None:
+    """What a block imports comes with Python or millstream, or the page says how to install it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {
+        extra: {re.split(r"[>=\[; ]", requirement)[0] for requirement in requirements}
+        for extra, requirements in project["optional-dependencies"].items()
+    }
+    extras["lance"] |= {"lance", "pyarrow"}  # The module of pylance, and what it needs.
+    with_millstream = {re.split(r"[>=; ]", requirement)[0] for requirement in project["dependencies"]}
+    known = {*sys.stdlib_module_names, *with_millstream, "millstream", "array_record", "orbax", "absl"}
+    for document in WITH_CODE:
+        text = document.read_text()
+        nodes = [node for example in examples_in(text) for node in ast.walk(ast.parse(example.code))]
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        modules = {name.partition(".")[0] for name in names} - known
+        installed = set(re.findall(r"[\w-]+", " ".join(re.findall(r"pip\s+install ([^`]*)`", text))))
+        installed |= {package for extra in installed & extras.keys() for package in extras[extra]}
+
+        assert {PACKAGES.get(module, module) for module in modules} - installed == set(), document
 
 
 def test_every_extra_that_people_are_told_to_install_exists() -> None:
