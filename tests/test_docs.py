@@ -163,7 +163,7 @@ def test_every_page_says_what_its_blocks_need() -> None:
         names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
         modules = {name.partition(".")[0] for name in names} - known
-        installed = set(re.findall(r"[\w-]+", " ".join(re.findall(r"pip\s+install ([^`]*)`", text))))
+        installed = set(re.findall(r"[\w-]+", " ".join(re.findall(r"pip\s+install\s+([^`]*)`", text))))
         installed |= {package for extra in installed & extras.keys() for package in extras[extra]}
 
         assert {PACKAGES.get(module, module) for module in modules} - installed == set(), document
