@@ -57,6 +57,8 @@ class Placement:
         import jax  # noqa: PLC0415  (lazy: jax takes a second to import)
 
         _check(device)
+        # Imported once: the methods run for each batch.
+        self._jax: Any = jax
         self._device = device
         self.is_global = isinstance(device, jax.sharding.Sharding) and not device.is_fully_addressable
         self._row_group: RowGroup | None = None
@@ -64,7 +66,7 @@ class Placement:
             self._row_group = RowGroup.of(device)
             _check_shard(shard, self._row_group)
         # `with jax.default_device(...)` applies to one thread only, and another one transfers the batches.
-        self._default_device = jax.config.jax_default_device  # type: ignore[attr-defined, unused-ignore]
+        self._default_device = self._jax.config.jax_default_device
 
     def __repr__(self) -> str:
         return "the default device" if self._device is None else str(self._device)
@@ -90,16 +92,14 @@ class Placement:
             OverflowError: an integer of a leaf exceeds the 32 bits that JAX keeps.
             Exception: another error of JAX, with a note that names the leaf.
         """
-        import jax  # noqa: PLC0415  (lazy, as above)
-
-        config: Any = jax.config
+        jax = self._jax
         # A flat dict of arrays is what `leaves_of` and `_with_leaves` make of it, without a search for structures.
         is_flat = type(batch) is dict and all(type(name) is str and type(batch[name]) is np.ndarray for name in batch)
         leaves = [(f"[{name!r}]", batch[name]) for name in sorted(batch)] if is_flat else list(leaves_of(batch))
-        if not config.jax_enable_x64:
+        if not jax.config.jax_enable_x64:
             for path, leaf in leaves:
                 _check_fits(path, leaf)
-        has_default = config.jax_default_device is self._default_device
+        has_default = jax.config.jax_default_device is self._default_device
         with annotation(TRANSFER), _NOTHING if has_default else jax.default_device(self._default_device):
             try:
                 arrays = self._put_leaves([leaf for _, leaf in leaves])
@@ -109,21 +109,17 @@ class Placement:
         return dict(zip(sorted(batch), arrays, strict=True)) if is_flat else _with_leaves(batch, iter(arrays))
 
     def _put_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        import jax  # noqa: PLC0415  (lazy, as above)
-
         if self.is_global:
             return [self._put_rows(np.asarray(leaf)) for leaf in leaves]
-        arrays: Sequence[Any] = jax.device_put(leaves, self._device)
+        arrays: Sequence[Any] = self._jax.device_put(leaves, self._device)
         return arrays
 
     def _put_rows(self, rows: NDArray[Any]) -> Any:
         """Returns the global array that has the given complete rows, even if the sharding cuts rows."""
-        import jax  # noqa: PLC0415  (lazy, as above)
-
         # Given the local shape alone, JAX would take rows that the sharding cuts for parts of longer rows.
         group = self._row_group
         shape = (len(rows) * group.count, *rows.shape[1:]) if group is not None and rows.ndim else None
-        return jax.make_array_from_process_local_data(self._device, rows, shape)
+        return self._jax.make_array_from_process_local_data(self._device, rows, shape)
 
     def _find_refused(self, leaves: Sequence[tuple[str, Any]]) -> None:
         for path, leaf in leaves:

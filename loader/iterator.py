@@ -113,7 +113,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         # True if the stream ends at that position. A source that has ended is not called again.
         self._has_ended = False
         # True if the executor, if any, is at the end of `_outputs`. False if it was interrupted.
-        self._is_sound = True
+        self._executor_is_current = True
         # Elements of workers are copies already.
         self._copies = self._plan.yields_held_memory
         self._at_end: Callable[[], object] | None = None
@@ -423,7 +423,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
 
     def close_epoch(self) -> None:
         """Closes the iterator, and leaves its workers to the iterator of the next epoch."""
-        if self._is_sound:
+        if self._executor_is_current:
             self._settle()
         self.close()
 
@@ -447,9 +447,9 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         # After the end, nothing would release the workers again.
         if self._outputs is None and not self._has_ended:
             executor = self._running_executor()
-            self._is_sound = False
+            self._executor_is_current = False
             executor.start()
-            self._is_sound = True
+            self._executor_is_current = True
 
     def undelivered_errors(self) -> list[FailedRecord]:
         """Returns the failed records that were delivered and not counted yet. Any thread may call it."""
@@ -465,11 +465,11 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         if self._outputs is not None and self._outputs.error is not None:
             return self._end_with(self._outputs.error)
         executor = self._executor
-        if executor is None or self._is_closed or not self._is_sound or executor.is_orphaned:
+        if executor is None or self._is_closed or not self._executor_is_current or executor.is_orphaned:
             executor = self._running_executor()
         start, _ = self.position_and_step()
         try:
-            self._is_sound = False
+            self._executor_is_current = False
             if (outputs := executor.next_outputs()) is None:
                 self._finish()
                 return False
@@ -478,7 +478,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
                 outputs.values = values = self._owned_values(outputs)
             first, stop = outputs.first, len(values)
             self._start, self._outputs, self._values, self._row, self._stop = start, outputs, values, first, stop
-            self._is_sound = True
+            self._executor_is_current = True
             if self._profiler.output_bytes is None and first < stop:
                 self._profiler.record_first_size(values[first])
         except BaseException as error:
@@ -534,7 +534,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
 
     def _running_executor(self) -> "Engine | SharedExecutor":
         self._check_open()
-        if not self._is_sound or (self._executor is not None and self._executor.is_orphaned):
+        if not self._executor_is_current or (self._executor is not None and self._executor.is_orphaned):
             self._end()
         if self._executor is None:
             if self._passes is not None and self._step == 0:
@@ -543,7 +543,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
             self._executor = executor = self._new_executor(self.position_in_plan())
             if executor.runs_user_code_here:
                 self._watch = watch(executor, self.stall_timeout)
-            self._is_sound = True
+            self._executor_is_current = True
             if self._is_closed:
                 # Another thread closed the iterator before it could see this executor.
                 self._end()
@@ -609,7 +609,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
     def _leave(self) -> "Engine | SharedExecutor | None":
         self.count_delivered()
         # First, because after an exception from here on the executor has passed outputs that are dropped.
-        self._is_sound = False
+        self._executor_is_current = False
         self._start, self._outputs, self._values, self._row, self._stop = self.position_in_plan(), None, [], 0, 0
         if (executor := self._executor) is not None:
             if executor.failures is not None:

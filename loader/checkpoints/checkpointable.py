@@ -17,6 +17,7 @@ from millstream.core.closing import Closing
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.state import LoaderState
 from millstream.sharding import jax_process
+from millstream.sources.reads import map_in_threads
 from millstream.sources.remote.urls import is_url
 
 ResultT = TypeVar("ResultT")
@@ -240,8 +241,6 @@ def _name(index: int, count: int) -> str:
 
 def _read_all(folder: Any, expected: str) -> dict[str, bytes]:
     """Returns the content of every state in the folder, by file name. Raises an error if one is missing."""
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (lazy: only restoring needs it)
-
     try:
         names = [path.name for path in folder.glob("process_*-of-*.json") if _NAME.fullmatch(path.name)]
         if not names:
@@ -252,9 +251,8 @@ def _read_all(folder: Any, expected: str) -> dict[str, bytes]:
         # If every host saves to its own disk, a process finds only its own state; in a bucket, it would be incomplete.
         if names != [expected] or is_url(str(folder)):
             _check_complete(folder, names)
-        with ThreadPoolExecutor(READS_AT_ONCE, "millstream-states") as readers:
-            contents = readers.map(lambda name: (folder / name).read_bytes(), names)
-            return dict(zip(names, contents, strict=True))
+        contents = map_in_threads(lambda name: (folder / name).read_bytes(), names, READS_AT_ONCE, "millstream-states")
+        return dict(zip(names, contents, strict=True))
     except OSError as error:
         raise CheckpointError(f"Cannot read the loader state in {folder}: {error}") from error
 

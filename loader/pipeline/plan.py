@@ -101,7 +101,7 @@ class Plan:
         self.has_batched_reads = batched_read_of(source) is not None
         self.source_may_depend_on_thread = may_depend_on_thread(source)
         self.shards = tuple(LogicalShard.of(number, pipeline, groups) for number in range(len(pipeline.logical_shards)))
-        self.blocks_are_batches = bool(self.shards[0].leading)
+        self.blocks_are_batches = bool(self.shards[0].first_batches)
         self.source_is_stream = self.source_may_depend_on_thread and len(source) >= MAX_HELD_RECORDS
         tolerance = pipeline.tolerance
         self.errors = None if tolerance is None else ErrorLog(tolerance, len(source))

@@ -169,10 +169,10 @@ def tail_rule(operations: Sequence[Transformation], shard: ShardOptions) -> Tail
     A grouping drops its remainder on each shard alone. Shards of a pipeline that keeps the count therefore begin with
     the same number of positions.
     """
-    leading = [operation for operation in operations[: first_dynamic(operations)] if isinstance(operation, Batch)]
-    if any(batch.pad_remainder for batch in leading):
+    first_batches = [operation for operation in operations[: first_dynamic(operations)] if isinstance(operation, Batch)]
+    if any(batch.pad_remainder for batch in first_batches):
         return Tail.PADDED
-    dropping = operations if all(operation.keeps_count for operation in operations) else leading
+    dropping = operations if all(operation.keeps_count for operation in operations) else first_batches
     drops = any(isinstance(operation, Grouping) and not operation.keeps_remainder for operation in dropping)
     return Tail.TRIMMED if shard.drop_remainder or drops else Tail.SPREAD
 
@@ -247,10 +247,10 @@ def are_even(ends: Sequence[End]) -> bool:
 
 def are_known(operations: Sequence[Transformation], *, skips_errors: bool) -> bool:
     """Returns True if positions alone decide how many elements each operation has."""
-    return _deciding(operations, skips_errors=skips_errors) is None
+    return _changing_count(operations, skips_errors=skips_errors) is None
 
 
-def _deciding(operations: Sequence[Transformation], *, skips_errors: bool) -> tuple[int, str] | None:
+def _changing_count(operations: Sequence[Transformation], *, skips_errors: bool) -> tuple[int, str] | None:
     """Returns the number of the first operation that changes the count, and what it does; None if there is none."""
     for number, operation in enumerate(operations):
         if not operation.keeps_count:
@@ -270,8 +270,8 @@ def check_ends(
     """
     if length is None or shard.shard_count == 1:
         return
-    if (deciding := _deciding(operations, skips_errors=skips_errors)) is not None:
-        number, effect = deciding
+    if (changing := _changing_count(operations, skips_errors=skips_errors)) is not None:
+        number, effect = changing
         warn(
             f"operations[{number}], {described(operations[number])}, {effect} on each of the "
             f"{shard.shard_count} shards independently, so shards may end at different steps, and a JAX collective "

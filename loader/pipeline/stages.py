@@ -248,7 +248,7 @@ class LogicalShard(NamedTuple):
         one_to_one: True if output k is block k: no operation drops, splits or regroups elements.
         tail_grows: True if the outputs of the tail are the first outputs of this block in a longer order.
         locator: the locator for lookups by people, which take no time of the pipeline.
-        leading: the Batches of stage 0.
+        first_batches: the Batches of stage 0.
     """
 
     number: int
@@ -259,19 +259,19 @@ class LogicalShard(NamedTuple):
     one_to_one: bool
     tail_grows: bool
     locator: Locator
-    leading: Sequence[Batch]
+    first_batches: Sequence[Batch]
 
     @classmethod
     def of(cls, number: int, pipeline: Pipeline, stages: Sequence[Sequence[Transformation]]) -> Self:
         shard, one_to_one = pipeline.logical_shards[number], first_dynamic(pipeline.operations) is None
-        leading = _leading(stages)
+        first_batches = _first_batches(stages)
         partition = Partition(
             block=records_per_block(stages, pipeline.share),
             shard=shard,
             length=pipeline.order.length,
             tail_rule=tail_rule(pipeline.operations, shard),
         )
-        tail_records = _tail_records(partition.tail_share, leading)
+        tail_records = _tail_records(partition.tail_share, first_batches)
         has_tail = tail_records or partition.tail_rule is Tail.PADDED
         num_blocks = partition.num_blocks if has_tail else partition.complete_blocks
         limit = partition.block_limit
@@ -282,9 +282,9 @@ class LogicalShard(NamedTuple):
             num_blocks=num_blocks,
             block_limit=limit if num_blocks is None else min(limit, num_blocks),
             one_to_one=one_to_one,
-            tail_grows=not one_to_one and not leading and shard.shard_count == 1,
+            tail_grows=not one_to_one and not first_batches and shard.shard_count == 1,
             locator=Locator(pipeline.order, partition, len(pipeline.logical_shards)),
-            leading=leading,
+            first_batches=first_batches,
         )
 
     def records_between(self, first: int, stop: int) -> int:
@@ -308,15 +308,17 @@ class LogicalShard(NamedTuple):
         within, larger = positions - first, extra * (share + 1)
         is_larger = within < larger
         offsets = np.where(is_larger, within % (share + 1), (within - larger) % max(1, share))
-        kept = np.where(is_larger, _tail_records(share + 1, self.leading), _tail_records(share, self.leading))
+        kept = np.where(
+            is_larger, _tail_records(share + 1, self.first_batches), _tail_records(share, self.first_batches)
+        )
         delivered: NDArray[np.bool_] = (within < 0) | ((within < larger + share * (shards - extra)) & (offsets < kept))
         return delivered
 
 
 def records_per_block(stages: Sequence[Sequence[Transformation]], share: Batch | None) -> int:
     """Returns the number of positions per block, given the operations of each stage."""
-    if leading := _leading(stages):
-        return math.prod(batch.batch_size for batch in leading)
+    if first_batches := _first_batches(stages):
+        return math.prod(batch.batch_size for batch in first_batches)
     # A record before a FlatMap may have more children than a batch has elements.
     if len(stages) == 1 or any(isinstance(leaf, FlatMap) for operation in stages[0] for leaf in leaves(operation)):
         return 1
@@ -324,14 +326,14 @@ def records_per_block(stages: Sequence[Sequence[Transformation]], share: Batch |
     return regrouping.batch_size if isinstance(regrouping, Batch) else 1
 
 
-def _leading(stages: Sequence[Sequence[Transformation]]) -> list[Batch]:
+def _first_batches(stages: Sequence[Sequence[Transformation]]) -> list[Batch]:
     return [operation for operation in stages[0] if isinstance(operation, Batch)]
 
 
-def _tail_records(count: int, leading: Sequence[Batch]) -> int:
+def _tail_records(count: int, first_batches: Sequence[Batch]) -> int:
     """Returns the number of the tail's records that are left after each Batch has dropped its remainder."""
     elements, size, kept = count, 1, count
-    for batch in leading:
+    for batch in first_batches:
         size *= batch.batch_size
         if batch.drop_remainder:
             elements //= batch.batch_size
