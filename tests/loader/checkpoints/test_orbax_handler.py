@@ -391,8 +391,8 @@ def test_changed_code_is_refused_where_that_is_asked_for(tmp_path: Path, caplog:
             assert here.step == 0
             manager.restore(SAVED_STEP, args=CheckpointRestore(here, allow={"operations[0].map()"}, strict=True))
             assert here.step == SAVED_STEP
-            assert not caplog.records
+            # Orbax may log warnings of its own.
+            assert "the code has changed" not in caplog.text
             manager.restore(SAVED_STEP, args=CheckpointRestore(here))
-            (record,) = caplog.records
-            assert "operations[0].map(): the code has changed" in record.getMessage()
+            assert caplog.text.count("operations[0].map(): the code has changed") == 1
             caplog.clear()
