@@ -216,7 +216,7 @@ class RunLineage:
         wanted = checked_keys(keys)
         found = []
         start = as_integer(start, "start", minimum=0)
-        for segment, first, last in self._run.spans(start, None if stop is None else as_integer(stop, "stop", 0)):
+        for segment, first, last in self._run.ranges(start, None if stop is None else as_integer(stop, "stop", 0)):
             table = self._of(segment, self._of_all_shards).steps_of(wanted, first, last)
             rows, columns = np.nonzero(table >= 0)
             found.append(Occurrences(rows, table[rows, columns] - segment.offset))
@@ -227,7 +227,7 @@ class RunLineage:
         if stop is not None and start > as_integer(stop, "stop", minimum=0):
             raise ValueError(f"start must be at most stop, which is {stop}, got {start}.")
         found, ends = [], [(start, start)]
-        for segment, first, last in self._run.spans(start, stop):
+        for segment, first, last in self._run.ranges(start, stop):
             composition = self._of(segment, self._of_all_shards).composition(first, last, lengths=lengths)
             found.append(composition)
             ends.append((composition.start - segment.offset, composition.stop - segment.offset))

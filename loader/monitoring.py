@@ -251,7 +251,7 @@ class _Top:
 logger = logging.getLogger("millstream")
 
 
-class Pipeline(Protocol):
+class Views(Protocol):
     """The views of a pipeline: an `Insight`, which is above this room."""
 
     is_closed: bool
@@ -262,11 +262,11 @@ class Pipeline(Protocol):
     def living_iterators(self) -> Sequence[Any]: ...
 
 
-_served: "weakref.WeakKeyDictionary[Pipeline, int]" = weakref.WeakKeyDictionary()
+_served: "weakref.WeakKeyDictionary[Views, int]" = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
 
 
-def serve(insight: Pipeline) -> None:
+def serve(insight: Views) -> None:
     """Lets `millstream top` query a pipeline until it is closed or collected."""
     if not sys.platform.startswith("linux"):
         raise OSError("`millstream top` needs Linux. Use loader.summary() instead.")
@@ -274,7 +274,7 @@ def serve(insight: Pipeline) -> None:
     in_fresh_thread(_top().start)
 
 
-def serve_by_environment(insight: Pipeline) -> None:
+def serve_by_environment(insight: Views) -> None:
     """Serves a pipeline in the ways that the environment asks for: failures are logged, and training continues."""
     if os.environ.get("MILLSTREAM_TOP") == "1":
         try:
@@ -288,7 +288,7 @@ def serve_by_environment(insight: Pipeline) -> None:
         _start_endpoint(text)
 
 
-def _add(insight: Pipeline) -> None:
+def _add(insight: Views) -> None:
     _forget_in_forked_processes()
     if insight not in _served:
         insight.snapshot()
@@ -339,7 +339,7 @@ def _page_of_metrics() -> str:
     return exposition({str(number): insight.snapshot() for number, insight in _living().items()})
 
 
-def _living() -> dict[int, Pipeline]:
+def _living() -> dict[int, Views]:
     """Returns the outermost pipelines that are neither closed nor collected, by number."""
     references = _served.keyrefs()
     living = [insight for reference in references if (insight := reference()) is not None and not insight.is_closed]
@@ -359,7 +359,7 @@ def _snapshot() -> dict[str, Any]:
     }
 
 
-def _pipeline(number: int, insight: Pipeline) -> dict[str, Any]:
+def _pipeline(number: int, insight: Views) -> dict[str, Any]:
     snapshot, status = insight.snapshot(), insight.status()
     return status._asdict() | {
         "loads": [load._asdict() | {"workers": list(map(_worker, load.workers))} for load in status.loads],

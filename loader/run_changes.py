@@ -275,8 +275,9 @@ class RunningIterator(Measured, Exclusive):
 
     def spans_before(self, step: int) -> list[tuple[int, int]]:
         """Returns the positions of the batches before a step, as ranges."""
-        spans = [(span.segment.global_batch, span.start, span.stop) for span in self._run.spans(0, step)]
-        return [(size * start, size * stop) for size, start, stop in spans if stop is not None]
+        ranges = self._run.ranges(0, step)
+        found = [(segment.global_batch, start, stop) for segment, start, stop in ranges if stop is not None]
+        return [(size * start, size * stop) for size, start, stop in found]
 
     def _adopt(self, position: Position, step: int, run: Run, execution: Execution, stream: Stream) -> None:
         self._settle()

@@ -119,7 +119,7 @@ class Insight:
         if not workers.num_workers:
             # Quick calls run in the trainer's thread, although it has others.
             stages = tuple(
-                dataclasses.replace(stage, location=reporting.snapshot.Location.TRAINER)
+                dataclasses.replace(stage, location=reporting.snapshot.StageLocation.TRAINER)
                 if self.profiler.is_run_by_consumer(stage.label)
                 else stage
                 for stage in stages

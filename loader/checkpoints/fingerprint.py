@@ -68,7 +68,7 @@ MAX_CHANGES = 8
 """The maximum number of texts that a state has for changes of the sampler's order; more are one CRC."""
 
 
-class Turns(NamedTuple):
+class FirstTurns(NamedTuple):
     """The turns of the components of a mixture.
 
     Attributes:
@@ -222,7 +222,7 @@ def add_source(found: Description, path: str, source: Any) -> None:
         found.add_object(path, source, f"{len(source)} records of {written_name(type(source))}", is_content=True)
 
 
-def _add_undeclared(found: Description, path: str, sampler: Sampler, turns: Turns | None = None) -> None:
+def _add_undeclared(found: Description, path: str, sampler: Sampler, turns: FirstTurns | None = None) -> None:
     """Adds what the `fingerprint()` of a sampler or of a combination does not have: other attributes, and code."""
     if hasattr(sampler, "fingerprint"):
         found.add_code(path, type(sampler))
@@ -237,7 +237,7 @@ def _add_components(
     path: str,
     components: Mapping[str, Any],
     add: Callable[[Description, str, Any], None],
-    turns: Turns | None = None,
+    turns: FirstTurns | None = None,
 ) -> None:
     descriptions = [
         _described(add, f"{path}{name}", component, is_complete=found.is_complete)
@@ -246,10 +246,10 @@ def _add_components(
     _add_in_turns(found, path, descriptions, turns)
 
 
-def _add_in_turns(found: Description, path: str, components: Sequence[Description], turns: Turns | None) -> None:
+def _add_in_turns(found: Description, path: str, components: Sequence[Description], turns: FirstTurns | None) -> None:
     counted = Description()
     if turns is None or len(turns.first) != len(components):
-        turns = Turns([0] * len(components), max(1, len(components)))
+        turns = FirstTurns([0] * len(components), max(1, len(components)))
     for component, turn in zip(components, turns.first, strict=True):
         # One that is added later, or left out, does not change the texts of the others.
         identity = _summarized(
@@ -273,11 +273,11 @@ def _described(
     return found
 
 
-def _turns_of(sampler: Any) -> Turns | None:
+def _turns_of(sampler: Any) -> FirstTurns | None:
     if not isinstance(sampler, MixtureSampler):
         return None
     named = zip(sampler.names, sampler.first_turns, strict=True)
-    return Turns([turn for name, turn in named if name in sampler.parts], max(1, sampler.first_turns.count(0)))
+    return FirstTurns([turn for name, turn in named if name in sampler.parts], max(1, sampler.first_turns.count(0)))
 
 
 def _starts_of(sampler: Any) -> Mapping[str, int]:

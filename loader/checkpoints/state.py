@@ -47,7 +47,7 @@ class Segment(NamedTuple):
         return self.first - self.step
 
 
-class Span(NamedTuple):
+class BatchRange(NamedTuple):
     """Steps of one segment: the numbers of their batches, [start, stop). `stop` is None without an end."""
 
     segment: Segment
@@ -95,14 +95,14 @@ class Run:
         kept = bisect.bisect_right(self.segments, step, key=operator.itemgetter(0))
         return dataclasses.replace(self, segments=self.segments[: max(1, kept)])
 
-    def spans(self, start: int, stop: int | None) -> Iterator[Span]:
+    def ranges(self, start: int, stop: int | None) -> Iterator[BatchRange]:
         """Yields the batches of the steps [start, stop), segment by segment."""
         ends: Sequence[int | None] = [*(segment.step for segment in self.segments[1:]), None]
         for segment, end in zip(self.segments, ends, strict=True):
             begin = max(start, segment.step)
             until = end if stop is None else stop if end is None else min(stop, end)
             if until is None or begin < until:
-                yield Span(segment, begin + segment.offset, None if until is None else until + segment.offset)
+                yield BatchRange(segment, begin + segment.offset, None if until is None else until + segment.offset)
 
     @functools.cached_property
     def fields(self) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def _is_dynamic(operation: Transformation) -> bool:
     return not operation.keeps_count or operation.regroups
 
 
-class End(NamedTuple):
+class ShardEnd(NamedTuple):
     """The end of the streams of neighbouring shards.
 
     Attributes:
@@ -177,7 +177,7 @@ def tail_rule(operations: Sequence[Transformation], shard: ShardOptions) -> Tail
     return Tail.TRIMMED if shard.drop_remainder or drops else Tail.SPREAD
 
 
-def ends_of(operations: Sequence[Transformation], length: int, shard: ShardOptions) -> list[End]:
+def ends_of(operations: Sequence[Transformation], length: int, shard: ShardOptions) -> list[ShardEnd]:
     """Returns the ends of all shards of a pipeline whose operations keep the count, given the length of its order.
 
     Neighbouring shards that end alike are one item, so there are at most three.
@@ -195,7 +195,7 @@ def ends_of(operations: Sequence[Transformation], length: int, shard: ShardOptio
     # The first logical shards have one position more.
     full, remainder = divmod(extra, share)
     starts = (0, full, full + bool(remainder), shard.shard_count)
-    ends: list[End] = []
+    ends: list[ShardEnd] = []
     for start, stop, num_longer in zip(starts, starts[1:], (share, remainder, 0), strict=False):
         if start == stop:
             continue
@@ -208,7 +208,7 @@ def ends_of(operations: Sequence[Transformation], length: int, shard: ShardOptio
     return ends
 
 
-def _end(hosts: range, operations: Sequence[Transformation], count: int) -> End:
+def _end(hosts: range, operations: Sequence[Transformation], count: int) -> ShardEnd:
     """Returns the end of shards that begin with a number of elements."""
     rows: list[int] = []
     has_short = moves = False
@@ -221,12 +221,12 @@ def _end(hosts: range, operations: Sequence[Transformation], count: int) -> End:
             is_short = count > complete and not operation.pad_remainder
             rows.append(remainder if is_short else operation.batch_size)
             has_short |= is_short
-    return End(hosts, count, tuple(rows), moves)
+    return ShardEnd(hosts, count, tuple(rows), moves)
 
 
 def _joined(
     hosts: range, operations: Sequence[Transformation], lanes: Sequence[int], joining: tuple[int, Batch] | None
-) -> End:
+) -> ShardEnd:
     """Returns the end of shards whose last Batch concatenates a share of each of several logical shards."""
     if joining is None:
         raise AssertionError("checked: a Batch joins the elements of logical shards")
@@ -237,10 +237,10 @@ def _joined(
     rows = sum(max(0, min(share, count - (outputs - 1) * share)) for count in counts)
     rows = batch.batch_size if batch.pad_remainder or batch.drop_remainder else rows
     moves = any(end.moves for end in before)
-    return End(hosts, outputs, (*(rows for end in before for rows in end.rows), rows), moves)
+    return ShardEnd(hosts, outputs, (*(rows for end in before for rows in end.rows), rows), moves)
 
 
-def are_even(ends: Sequence[End]) -> bool:
+def are_even(ends: Sequence[ShardEnd]) -> bool:
     """Returns True if all shards have as many rows at each step."""
     return len(ends) == 1 and not ends[0].moves
 
@@ -293,7 +293,7 @@ def check_ends(
         log_warning(f"this loader yields nothing, because {records} cannot fill one global batch.")
 
 
-def _differences(ends: Sequence[End], *, has_batches: bool) -> str:
+def _differences(ends: Sequence[ShardEnd], *, has_batches: bool) -> str:
     if len({end.outputs for end in ends}) > 1:
         unit, plural = ("batch", "batches") if has_batches else ("element", "elements")
         first, *others = [

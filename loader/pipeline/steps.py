@@ -277,7 +277,7 @@ def within(component: int | None, results: Results, otherwise: Callable[[Any], A
 
 
 Step = Callable[[Elements, Allocate], Elements]
-Streams = Callable[[Origins, int, int | None], "Iterator[np.random.Generator]"]
+RandomStreams = Callable[[Origins, int, int | None], "Iterator[np.random.Generator]"]
 """A function that yields one generator per element, given origins, the number of the operation, and its own seed."""
 
 
@@ -303,7 +303,7 @@ def compile_step(
     where: str,
     *,
     producer: str | None,
-    streams: Streams,
+    streams: RandomStreams,
     random_number: int,
     is_template: Callable[[int], bool],
     components: Sequence[Any] = (),
@@ -332,7 +332,7 @@ def compile_step(
 
 
 def _numbered(
-    streams: Streams, operation: Transformation, random_number: int
+    streams: RandomStreams, operation: Transformation, random_number: int
 ) -> Callable[[Origins], "Iterator[np.random.Generator]"]:
     if isinstance(operation, SeededRandomMap):
         return lambda origins: streams(origins, operation.number, operation.seed)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from millstream.loader.reporting.snapshot import (
     Kind,
     LoaderSnapshot,
-    Location,
+    StageLocation,
     StageSnapshot,
     count_text,
     seconds_text,
@@ -155,9 +155,9 @@ def _slow_reads(snapshot: LoaderSnapshot) -> Advice:
     if _reads_one_by_one(snapshot):
         kind, finding = "batched_reads", f"{finding}, one record at a time"
         remedies.append(_getitems_remedy(snapshot))
-    if snapshot.num_workers or (slowest.location is Location.TRAINER and snapshot.num_threads):
+    if snapshot.num_workers or (slowest.location is StageLocation.TRAINER and snapshot.num_threads):
         remedies.append(_capitalized(_workers_remedy(snapshot)))
-    elif slowest.location is Location.TRAINER:
+    elif slowest.location is StageLocation.TRAINER:
         kind, finding = "read_ahead", f"{finding}, and nothing is prefetched"
         threads = snapshot.frontend.reading.format("ReadOptions()")
         remedies.append(f"Use {threads} to read in threads while the trainer works.")
@@ -182,7 +182,7 @@ def _more_reading(snapshot: LoaderSnapshot) -> str:
 
 
 def _finding(snapshot: LoaderSnapshot, subject: str) -> str:
-    whose = "the workers'" if snapshot.slowest.location is Location.WORKERS else "the pipeline's"
+    whose = "the workers'" if snapshot.slowest.location is StageLocation.WORKERS else "the pipeline's"
     return f"{subject} takes {share_text(snapshot.share(snapshot.slowest))} of {whose} time"
 
 
@@ -349,5 +349,5 @@ def _is_large(snapshot: LoaderSnapshot, stage: StageSnapshot) -> bool:
 
 
 def _is_copied(snapshot: LoaderSnapshot, stage: StageSnapshot) -> bool:
-    is_here = stage.kind is Kind.OPERATION and stage.location is Location.TRAINER and not stage.is_local
+    is_here = stage.kind is Kind.OPERATION and stage.location is StageLocation.TRAINER and not stage.is_local
     return is_here and snapshot.num_workers > 0

@@ -39,7 +39,7 @@ class Kind(enum.Enum):
     """Pickling and unpickling between processes."""
 
 
-class Location(enum.Enum):
+class StageLocation(enum.Enum):
     """The threads or processes that run a stage."""
 
     TRAINER = "trainer"
@@ -68,7 +68,7 @@ class StageSnapshot:
     label: str
     name: str
     kind: Kind
-    location: Location
+    location: StageLocation
     seconds: float = 0.0
     regroups: bool = False
     keeps_count: bool = True
@@ -217,7 +217,7 @@ class LoaderSnapshot:
 
     @property
     def worker_seconds(self) -> float:
-        return sum(stage.seconds for stage in self.stages if stage.location is Location.WORKERS)
+        return sum(stage.seconds for stage in self.stages if stage.location is StageLocation.WORKERS)
 
     @property
     def busy_share(self) -> float:
@@ -303,7 +303,7 @@ def _stages_of(prefix: str, snapshot: LoaderSnapshot, outermost: LoaderSnapshot)
             stage,
             label=named + stage.label,
             name=named + stage.name,
-            location=Location.WORKERS if is_shared else stage.location,
+            location=StageLocation.WORKERS if is_shared else stage.location,
             # If other streams have workers, this process still runs it.
             is_local=not is_shared and (stage.is_local or not snapshot.num_workers),
         )
@@ -326,8 +326,8 @@ def _merged(stages: Iterable[StageSnapshot]) -> list[StageSnapshot]:
     sums: dict[str, StageSnapshot] = {}
     for stage in stages:
         if (before := sums.get(stage.label)) is not None:
-            is_remote = Location.WORKERS in (before.location, stage.location)
-            location = Location.WORKERS if is_remote else stage.location
+            is_remote = StageLocation.WORKERS in (before.location, stage.location)
+            location = StageLocation.WORKERS if is_remote else stage.location
             stage = dataclasses.replace(stage, seconds=before.seconds + stage.seconds, location=location)  # noqa: PLW2901
         sums[stage.label] = stage
     return list(sums.values())
@@ -439,13 +439,13 @@ def _bars(value: object) -> Bars:
     return tuple(value._card_bars()) if isinstance(value, Rendered) else ()  # noqa: SLF001  (in its own library)
 
 
-def _location(workers: MultiprocessingOptions, reading: ReadOptions) -> Location:
+def _location(workers: MultiprocessingOptions, reading: ReadOptions) -> StageLocation:
     if workers.num_workers:
-        return Location.WORKERS
-    return Location.THREADS if reading.reads_ahead else Location.TRAINER
+        return StageLocation.WORKERS
+    return StageLocation.THREADS if reading.reads_ahead else StageLocation.TRAINER
 
 
-def _described_stages(plan: Plan, location: Location) -> Sequence[StageSnapshot]:
+def _described_stages(plan: Plan, location: StageLocation) -> Sequence[StageSnapshot]:
     """Returns the stages, without the steps that a chain inserts between the user's operations.
 
     With workers, the trainer's thread runs the operations that only copy elements.
@@ -457,7 +457,7 @@ def _described_stages(plan: Plan, location: Location) -> Sequence[StageSnapshot]
     ]
     numbers, num_remote = itertools.count(), len(pipeline.operations) - pipeline.num_local
     for stage, group in zip(plan.stages, split_stages(pipeline.operations), strict=True):
-        is_copied_here = location is Location.WORKERS and not stage.runs_user_code
+        is_copied_here = location is StageLocation.WORKERS and not stage.runs_user_code
         for operation in group:
             number = next(numbers)
             if operation.is_between:
@@ -467,7 +467,7 @@ def _described_stages(plan: Plan, location: Location) -> Sequence[StageSnapshot]
                     pipeline.labels[number],
                     pipeline.names[number],
                     Kind.OPERATION,
-                    Location.TRAINER if is_copied_here or number >= num_remote else location,
+                    StageLocation.TRAINER if is_copied_here or number >= num_remote else location,
                     regroups=operation.regroups,
                     keeps_count=operation.keeps_count,
                     is_local=number >= num_remote,
@@ -586,7 +586,7 @@ def stages_by_location(snapshot: LoaderSnapshot) -> Iterator[tuple[str, list[Sta
     runs = [(location, list(run)) for location, run in itertools.groupby(shown, key=lambda stage: stage.location)]
     if snapshot.num_workers:
         # The transfer comes after the workers' last stage, and before those of the trainer's thread.
-        row = next((number for number, (location, _) in enumerate(runs) if location is Location.WORKERS), -1)
+        row = next((number for number, (location, _) in enumerate(runs) if location is StageLocation.WORKERS), -1)
         runs[row][1].append(snapshot.stage(Kind.HAND_OVER))
     return ((_location_text(snapshot, location), run) for location, run in runs)
 
@@ -604,11 +604,11 @@ def each_text(snapshot: LoaderSnapshot, stage: StageSnapshot) -> str:
     return f"{seconds_text(stage.seconds / snapshot.measured.batches)} per batch"
 
 
-def _location_text(snapshot: LoaderSnapshot, location: Location) -> str:
+def _location_text(snapshot: LoaderSnapshot, location: StageLocation) -> str:
     threads = f" with up to {count_text(snapshot.num_threads, 'thread')}" if snapshot.num_threads else ""
-    if location is Location.WORKERS:
+    if location is StageLocation.WORKERS:
         each = " each" if snapshot.num_workers > 1 else ""
         return f"{count_text(snapshot.num_workers, snapshot.frontend.worker)}{threads}{each}"
-    if location is Location.THREADS:
+    if location is StageLocation.THREADS:
         return f"up to {count_text(snapshot.num_threads, 'thread')} of the trainer's process"
     return "the trainer's thread"

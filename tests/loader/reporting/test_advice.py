@@ -15,7 +15,7 @@ import millstream
 from millstream.loader.measuring import ACTORS, CHAIN, DEBUGGED, ELASTIC, FED_CHAIN, LOADER, MIXED_CHAIN, Frontend
 from millstream.loader.processes.fork_servers import FORK_SERVERS
 from millstream.loader.reporting.advice import advice_of
-from millstream.loader.reporting.snapshot import LoaderSnapshot, Location
+from millstream.loader.reporting.snapshot import LoaderSnapshot, StageLocation
 from support.clocks.owned_clock import Spend
 from support.draw.loader_snapshots import snapshot_of_run, with_order, with_source, with_stage
 
@@ -33,14 +33,14 @@ def waiting_run(**measured: Any) -> LoaderSnapshot:
 def local_run(workers: int) -> LoaderSnapshot:
     """Returns the snapshot of a chain with its slow operation after `mp_prefetch`."""
     run = waiting_run(augment=9.0, workers=workers, core_seconds=0.1, frontend=CHAIN)
-    return with_stage(run, "operations[0], Augment", is_local=True, location=Location.TRAINER)
+    return with_stage(run, "operations[0], Augment", is_local=True, location=StageLocation.TRAINER)
 
 
 UNITS = with_source(snapshot_of_run(read=50.0, waits=50.0, trains=5.0, threads=4), window_units=7)
 """A run that decodes units of a source which a shuffle should keep together."""
 
 STACKED = run_of(augment=5.0, batch=2.0, waits=5.0, trains=5.0, workers=2, batch_bytes=19_000_000)
-COPIED = with_stage(STACKED, "operations[1]", location=Location.TRAINER)
+COPIED = with_stage(STACKED, "operations[1]", location=StageLocation.TRAINER)
 """A run whose trainer's thread stacks what workers have made."""
 
 RUNS: dict[str, tuple[LoaderSnapshot, dict[str, str]]] = {
@@ -115,7 +115,7 @@ RUNS: dict[str, tuple[LoaderSnapshot, dict[str, str]]] = {
         },
     ),
     "quick reads in the trainer's thread, which has others": (
-        with_stage(run_of(read=0.05, waits=0.06, trains=0.0), "read", location=Location.TRAINER),
+        with_stage(run_of(read=0.05, waits=0.06, trains=0.0), "read", location=StageLocation.TRAINER),
         {
             "waiting": "too little compute",
             "bottleneck": "Reading takes 100 % of the pipeline's time. Use larger batches",
@@ -207,7 +207,7 @@ RUNS: dict[str, tuple[LoaderSnapshot, dict[str, str]]] = {
         {"uneven": "", "copied_batches": "PackingSampler"},
     ),
     "copies alone": (
-        with_stage(run_of(augment=1.0, batch=4.0, workers=2), "operations[1]", location=Location.TRAINER),
+        with_stage(run_of(augment=1.0, batch=4.0, workers=2), "operations[1]", location=StageLocation.TRAINER),
         {"copied_batches": ""},
     ),
     "a slow operation after mp_prefetch": (
@@ -234,7 +234,9 @@ RUNS: dict[str, tuple[LoaderSnapshot, dict[str, str]]] = {
     ),
     "idle workers and a busy trainer": (
         with_stage(
-            run_of(augment=1.0, batch=8.0, waits=0.1, trains=9.9, workers=2), "operations[1]", location=Location.TRAINER
+            run_of(augment=1.0, batch=8.0, waits=0.1, trains=9.9, workers=2),
+            "operations[1]",
+            location=StageLocation.TRAINER,
         ),
         {"not_waiting": "", "idle_workers": "The 2 worker processes were busy 5 % of the time."},
     ),
@@ -398,14 +400,14 @@ def test_threads_are_not_counted_as_cores() -> None:
 @pytest.mark.parametrize("rounds", [0, 20_000])
 def test_a_stage_is_where_its_calls_ran(rounds: int) -> None:
     """The thread that spends more time in an operation is the one that the summary names, the trainer's or others."""
-    spent = dict.fromkeys((Location.TRAINER, Location.THREADS), 0.0)
+    spent = dict.fromkeys((StageLocation.TRAINER, StageLocation.THREADS), 0.0)
     trainer = threading.get_ident()
 
     def work(number: int) -> int:
         start = time.perf_counter()
         for _ in range(rounds):
             number = (number * 31 + 7) % 1_000_003
-        where = Location.TRAINER if threading.get_ident() == trainer else Location.THREADS
+        where = StageLocation.TRAINER if threading.get_ident() == trainer else StageLocation.THREADS
         spent[where] += time.perf_counter() - start
         return number
 
@@ -414,4 +416,4 @@ def test_a_stage_is_where_its_calls_ran(rounds: int) -> None:
         stage = next(stage for stage in loader.insight.snapshot().stages if "work" in stage.label)
     assert stage.location is max(spent, key=spent.__getitem__)
     # Slow calls always run in threads.
-    assert not rounds or stage.location is Location.THREADS
+    assert not rounds or stage.location is StageLocation.THREADS

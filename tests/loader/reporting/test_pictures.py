@@ -13,7 +13,7 @@ from hypothesis import strategies
 
 import millstream
 from millstream.core.html_fragments import card, document, figure, proportions
-from millstream.loader.reporting.snapshot import Location
+from millstream.loader.reporting.snapshot import StageLocation
 from millstream.loader.reporting.summary import render_loader, render_text
 from support.documents.html_pages import Page
 from support.draw.loader_snapshots import snapshot_of_run, with_source, with_stage
@@ -199,7 +199,7 @@ def test_looking_in_the_middle_of_a_pass_changes_nothing() -> None:
 def test_any_name_is_shown_as_it_is(name: str, leaf: str, parts: Sequence[tuple[str, float]]) -> None:
     """Tags and quotes in names are text: a picture of anything is whole HTML."""
     snapshot = with_source(snapshot_of_run(augment=1.0, waits=1.0, trains=1.0), name=name, bars=((leaf, tuple(parts)),))
-    snapshot = with_stage(snapshot, "operations[0]", label=name, structure=(leaf,), location=Location.TRAINER)
+    snapshot = with_stage(snapshot, "operations[0]", label=name, structure=(leaf,), location=StageLocation.TRAINER)
     for page in (render_loader(snapshot), document(name, figure(card(name, leaf, proportions(parts, name))))):
         Page(page)
     if name.strip() and "\r" not in name and "\0" not in name:

@@ -7,10 +7,10 @@ from millstream.loader.measuring import LOADER, Frontend
 from millstream.loader.reporting.snapshot import (
     Kind,
     LoaderSnapshot,
-    Location,
     Measurements,
     OrderSnapshot,
     SourceSnapshot,
+    StageLocation,
     StageSnapshot,
 )
 
@@ -31,7 +31,7 @@ def snapshot_of_run(
     **measured: Any,
 ) -> LoaderSnapshot:
     """Returns the snapshot of a loader with an operation and a Batch, given seconds by stage, workers and counts."""
-    location = Location.WORKERS if workers else Location.THREADS if threads else Location.TRAINER
+    location = StageLocation.WORKERS if workers else StageLocation.THREADS if threads else StageLocation.TRAINER
     return LoaderSnapshot(
         source=SourceSnapshot("Tokens of 1000 records", "Tokens", one_by_one=""),
         order=OrderSnapshot("IndexSampler(num_records=1000)", "IndexSampler", is_vectorised=True),
