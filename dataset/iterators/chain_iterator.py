@@ -229,8 +229,8 @@ class ReadIterator(EngineIterator):
         return self._stream.length if self._has_dense else None
 
     @property
-    def _num_stages(self) -> int:
-        return len(self._sparse_plan.stages)
+    def _num_skips(self) -> int:
+        return len(self._sparse_plan.beginning[0].skip)
 
     def _position_here(self) -> SavedPosition:
         known_step, known = self._known
@@ -260,7 +260,7 @@ class ReadIterator(EngineIterator):
             start = step * block
             return (number, step, start), f"{numbered}{step},{start}]"
         length = self._execution.plan.partition.length or 0
-        saved = self._saved(step, SavedCursor(length, (0,) * self._num_stages, is_final=True))
+        saved = self._saved(step, SavedCursor(length, (0,) * self._num_skips, is_final=True))
         return saved, saved.text
 
     @functools.cached_property
@@ -285,7 +285,7 @@ class ReadIterator(EngineIterator):
             raise wrong_kind(STRAIGHT, position)
         try:
             number, step, start, *rest = position
-            is_final, length, *skip = rest or (False, self._stream.length, *(0,) * self._num_stages)
+            is_final, length, *skip = rest or (False, self._stream.length, *(0,) * self._num_skips)
             stream = dataclasses.replace(self._stream, length=length)
             return number, LoaderState(step, (SavedCursor.of((start, is_final, *skip)),), stream)
         except (ValueError, TypeError) as error:
@@ -330,11 +330,11 @@ class ReadIterator(EngineIterator):
         if self._is_dense and not self._fits_dense(saved):
             self._use_sparse(saved)
         else:
-            self._inner.resume(self._with_skip(saved, self._own_stream, len(self._execution.plan.stages)))
+            self._inner.resume(self._with_skip(saved, self._own_stream, len(self._execution.plan.beginning[0].skip)))
         self._was_sought = False
 
     def _state(self) -> LoaderState:
-        return self._with_skip(self._inner.loader_state(), self._stream, self._num_stages)
+        return self._with_skip(self._inner.loader_state(), self._stream, self._num_skips)
 
     def _fits_dense(self, saved: LoaderState) -> bool:
         """Returns True if a position is between two blocks of the dense plan, with no missing element before it."""
@@ -343,11 +343,11 @@ class ReadIterator(EngineIterator):
         is_between = cursor.position % block == 0 or cursor.position == saved.stream.length
         return not any(cursor.skip) and is_between and saved.step == -(-cursor.position // block)
 
-    def _with_skip(self, state: LoaderState, stream: Stream, num_stages: int) -> LoaderState:
+    def _with_skip(self, state: LoaderState, stream: Stream, num_skips: int) -> LoaderState:
         """Returns a state as one of another stream. Between blocks of the dense plan, nothing is skipped."""
         (cursor,) = state.cursors
         moved = _cursor_at_end(cursor, self._dense_length)
-        moved = cursor._replace(skip=(0,) * num_stages) if self._is_dense else moved
+        moved = cursor._replace(skip=(0,) * num_skips) if self._is_dense else moved
         return state._replace(cursors=(moved,), stream=stream)
 
     def _use_sparse(self, saved: LoaderState) -> None:
