@@ -1,92 +1,53 @@
 """A stream yields what its plain oracle gives, wherever its elements are made, and resumes everywhere."""
 
 import itertools
-import json
+import random
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from millstream import Batch, DatasetIterator, IterDataset, MapDataset, ReadOptions
+from millstream import Batch, IterDataset, MapDataset, ReadOptions
 from millstream.transforms import ConcatThenSplit, Rebatch
 from support.draw.streams import Stream, as_document, streams
+from support.everywhere import THREADS, assert_same_everywhere, assert_survives_interrupts, in_workers
+from support.laws import assert_resumes_everywhere
 
 
-def through_json(state: Any) -> Any:
-    return json.loads(json.dumps(state))
+@settings(max_examples=150)
+@given(streams(6, fails=True), st.randoms(use_true_random=False), st.booleans())
+def test_a_stream_is_the_oracles_in_the_consumers_thread_and_in_others(
+    stream: Stream, chance: random.Random, skips: bool
+) -> None:
+    """Elements, errors and states are the same with any budget, from the beginning and from any state."""
+    note(repr(stream))
+    assert_same_everywhere(stream, chance, chance.sample(THREADS, 2), skips=skips)
 
 
-def shape_of(state: Any) -> Any:
-    """Returns the keys and types of a state, at every level; numbers and texts are all alike."""
-    if isinstance(state, dict):
-        return {key: shape_of(value) for key, value in state.items()}
-    return [shape_of(value) for value in state] if isinstance(state, list) else type(state)
+@settings(max_examples=8)
+@given(streams(6, fails=True), st.randoms(use_true_random=False), st.booleans(), st.booleans())
+def test_a_stream_is_the_oracles_in_workers(stream: Stream, chance: random.Random, skips: bool, kills: bool) -> None:
+    """So they are in workers, of the whole stream or of parts of it, also while workers are killed."""
+    note(repr(stream))
+    assert_same_everywhere(stream, chance, [in_workers(chance), chance.choice(THREADS)], skips=skips, kills=kills)
 
 
 @settings(max_examples=60)
-@given(streams())
-def test_a_stream_is_that_of_the_oracle(stream: Stream) -> None:
-    """The elements are those of the oracle, again each time; the end is repeated; nothing is left when it is closed."""
-    with iter(stream.dataset) as iterator:
-        assert isinstance(iterator, DatasetIterator)
-        elements = list(iterator)
-        with pytest.raises(StopIteration):
-            next(iterator)
-
-    assert elements == stream.values
-    assert list(stream.dataset) == stream.values
-
-
-@settings(max_examples=40)
-@given(streams(), st.data())
-def test_a_stream_resumes_everywhere(stream: Stream, data: st.DataObject) -> None:
-    """Every state, through JSON, on a new iterator and in place, gives the same elements and the same state again."""
-    dataset = stream.dataset.map(lambda element: element)
-    with iter(dataset) as iterator:
-        states = [through_json(iterator.get_state())]
-        states += [through_json(iterator.get_state()) for _ in iterator]
-        assert len(states) == len(stream.values) + 1
-        assert all(shape_of(state) == shape_of(states[0]) for state in states)
-        used = data.draw(st.lists(st.integers(0, len(stream.values)), min_size=1, max_size=4))
-        for number in used:
-            iterator.set_state(states[number])
-            assert iterator.get_state() == states[number]
-            assert list(itertools.islice(iterator, 3)) == stream.values[number : number + 3]
-        with iter(dataset) as fresh:
-            fresh.set_state(states[used[0]])
-            assert fresh.get_state() == states[used[0]]
-            assert list(fresh) == stream.values[used[0] :]
-
-
-@settings(max_examples=6)
-@given(streams(), st.integers(1, 3), st.booleans(), st.data())
-def test_workers_change_nothing(stream: Stream, workers: int, is_last: bool, data: st.DataObject) -> None:
-    """Workers at the end of a chain or within it change no element; states resume with them and without."""
-    alone = stream.dataset.map(lambda element: element)
-    spread = stream.dataset.mp_prefetch(workers).map(lambda element: element)
-    if is_last:
-        spread = alone.mp_prefetch(workers)
-    step = data.draw(st.integers(0, len(stream.values)))
-    iterator = iter(spread)
-    assert list(itertools.islice(iterator, step)) == stream.values[:step]
-    state = through_json(iterator.get_state())
-    assert list(iterator) == stream.values[step:]
-    # Its workers stay for the next iterator.
-    del iterator
-    with iter(alone) as here, iter(spread) as there:
-        for resumed in (here, there):
-            resumed.set_state(state)
-            state = through_json(resumed.get_state())
-            assert list(resumed) == stream.values[step:]
+@given(streams(6, fails=True), st.randoms(use_true_random=False))
+def test_a_stream_that_is_interrupted_is_where_it_says(stream: Stream, chance: random.Random) -> None:
+    """After an exception of a signal handler at any moment of `next`, what follows is what follows its state."""
+    note(repr(stream))
+    assert_survives_interrupts(stream, chance, chance.choice(THREADS))
 
 
 def test_operations_that_split_may_follow_each_other() -> None:
-    """However many there are: parts of parts of parts have indices below 2**63 of their own, and draws of their own."""
+    """However many there are: parts of parts have indices below 2**63, and draws of their own. Each state resumes."""
     one: IterDataset[Any] = MapDataset.range(40).to_iter_dataset().map(as_document)
-    split = one.apply([ConcatThenSplit({"x": 5}), Batch(1), Rebatch(3), Rebatch(2)])
+    splitting = [ConcatThenSplit({"x": 5}), Batch(1), Rebatch(3), Rebatch(2)]
+    split = one.apply(splitting)
     numbered = split.map_with_index(lambda index, _: index)
     indices = list(numbered)
     drawn = list(split.random_map(lambda _, rng: int(rng.integers(2**62)), seed=1))
@@ -94,6 +55,7 @@ def test_operations_that_split_may_follow_each_other() -> None:
     assert len(indices) == len(set(indices)) == len(set(drawn)) > 10
     assert all(0 <= index < 2**63 for index in indices)
     assert list(numbered.mp_prefetch(2)) == indices
+    assert_resumes_everywhere(MapDataset.range(2, 4).to_iter_dataset().map(as_document).apply(splitting))
 
 
 @pytest.mark.parametrize("chain", ["dense", "sparse"])

@@ -123,13 +123,59 @@ class CountedSource:
         return [self[key] for key in keys]
 
 
+class DamagedSource(CountedSource):
+    """The same, of which one record cannot be read, alone or with others."""
+
+    def __init__(self, start: int, count: int, damaged: int) -> None:
+        super().__init__(start, count)
+        self.damaged = damaged
+
+    def fingerprint(self) -> str:
+        """Returns which numbers these are."""
+        return f"{super().fingerprint()} damaged={self.damaged}"
+
+    def __getitem__(self, key: int) -> int:
+        if key % self.count == self.damaged:
+            raise OSError(f"record {self.damaged} of {self.start} is damaged")
+        return super().__getitem__(key)
+
+
+class FailSome(MapTransform[Any, Any]):
+    """Fails on some elements."""
+
+    def map(self, element: Any) -> Any:
+        if total(element) % 13 == 6:
+            raise ArithmeticError(f"{element} is unlucky")
+        return ("fine", element)
+
+
+class MarkTogether(MapTransform[Any, Any]):
+    """Shows that elements were mapped, many in one call; fails if one of them has some remainder.
+
+    Args:
+        fails_on: the remainder; none if it is above 12.
+    """
+
+    def __init__(self, fails_on: int) -> None:
+        self.fails_on = fails_on
+
+    def map_batch(self, elements: list[Any]) -> list[Any]:
+        for element in elements:
+            if total(element) % 13 == self.fails_on:
+                raise ArithmeticError(f"{element} is unlucky")
+        return [("together", element) for element in elements]
+
+
 SEEDS = st.sampled_from([0, 1, 5, 2**32, 2**64 - 1])
 
 
 @st.composite
-def sources(draw: st.DrawFn) -> Chain:
+def sources(draw: st.DrawFn, *, fails: bool = False) -> Chain:
     """Draws a dataset that nothing was done to."""
     start, count = draw(st.integers(0, 100)), draw(st.integers(1, 12))
+    if fails and draw(st.integers(0, 3)) == 0:
+        damaged = DamagedSource(start, count, draw(st.integers(0, count - 1)))
+        return Chain(MapDataset.source(damaged), oracle.source(damaged), is_dense=True)  # type: ignore[arg-type]
     numbers = list(range(start, start + count))
     kinds: list[Any] = [numbers, tuple(numbers), CountedSource(start, count), range(start, start + count)]
     given = draw(st.sampled_from(kinds))
@@ -137,16 +183,18 @@ def sources(draw: st.DrawFn) -> Chain:
     return Chain(made, oracle.source(numbers), is_dense=True)
 
 
-def chains(most_nodes: int = 6) -> st.SearchStrategy[Chain]:
+def chains(most_nodes: int = 6, *, fails: bool = False) -> st.SearchStrategy[Chain]:
+    """Returns chains, of which some have elements that fail, if they may."""
     if most_nodes <= 1:
-        return sources()
-    return st.one_of(sources(), extended(most_nodes), extended(most_nodes), joined(most_nodes))
+        return sources(fails=fails)
+    longer = extended(most_nodes, fails=fails)
+    return st.one_of(sources(fails=fails), longer, longer, joined(most_nodes, fails=fails))
 
 
 @st.composite
-def extended(draw: st.DrawFn, most_nodes: int) -> Chain:  # noqa: C901, PLR0912  (one case a node)
+def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Chain:  # noqa: C901, PLR0912, PLR0915  (one case a node)
     """Draws a chain with one more node."""
-    chain = draw(chains(most_nodes - 1))
+    chain = draw(chains(most_nodes - 1, fails=fails))
     dataset, plain, is_dense, seeds = chain.dataset, chain.oracle, chain.is_dense, chain.seeds
     kinds = [
         "repeat",
@@ -161,6 +209,8 @@ def extended(draw: st.DrawFn, most_nodes: int) -> Chain:  # noqa: C901, PLR0912 
         "split",
         "own",
         "shard",
+        "together",
+        *["fail"] * fails,
     ]
     match draw(st.sampled_from([*kinds, "batch"] if is_dense else kinds)):
         case "repeat":
@@ -186,6 +236,11 @@ def extended(draw: st.DrawFn, most_nodes: int) -> Chain:  # noqa: C901, PLR0912 
             dataset, plain = dataset.map(Mark()), oracle.mapped(plain, Mark().map)
         case "hole":
             dataset, plain, is_dense = dataset.map(mark_some), oracle.mapped(plain, mark_some), False
+        case "together":
+            together = MarkTogether(draw(st.sampled_from([6, 99])) if fails else 99)
+            dataset, plain = dataset.map(together), oracle.mapped(plain, lambda one: together.map_batch([one])[0])
+        case "fail":
+            dataset, plain = dataset.map(FailSome()), oracle.mapped(plain, FailSome().map)
         case "position":
             dataset, plain = dataset.map_with_index(mark_position), oracle.mapped_with_index(plain, mark_position)
         case "random":
@@ -212,9 +267,9 @@ def extended(draw: st.DrawFn, most_nodes: int) -> Chain:  # noqa: C901, PLR0912 
 
 
 @st.composite
-def joined(draw: st.DrawFn, most_nodes: int) -> Chain:
+def joined(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Chain:
     """Draws a dataset of several."""
-    parts = draw(st.lists(chains(most_nodes // 2), min_size=1, max_size=3))
+    parts = draw(st.lists(chains(most_nodes // 2, fails=fails), min_size=1, max_size=3))
     datasets, plains = [part.dataset for part in parts], [part.oracle for part in parts]
     is_dense = all(part.is_dense for part in parts)
     match draw(st.sampled_from(["concatenate", "mix", "select", "zip"])):

@@ -1,47 +1,128 @@
-"""Random IterDatasets, each with the elements that it should yield, said plainly."""
+"""Random streams: trees of all that an IterDataset can be built of, each with a plain oracle: generators, no schedule.
+
+A stream is built for a place, and its elements are the same in all. Sources, functions and streams of users may fail.
+"""
 
 import collections
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from hypothesis import strategies as st
 
-from millstream import DatasetIterator, IterDataset, MultiprocessingOptions, ReadOptions
+from millstream import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from millstream.core.randomness import generator
 from millstream.transforms import BestFitPack, ConcatThenSplit, FirstFitPack, Rebatch, Transformation, WindowShuffle
-from support.draw.chains import Draw, KeepSome, Mark, Split, chains, mark_position, total
+from support.draw.chains import Draw, FailSome, KeepSome, Mark, MarkTogether, Split, chains, mark_position, total
+from support.oracle.chains import mixed_in_order
 from support.oracle.groupings import PLAIN, Element, part_index
+from support.user_streams import Counted, Numbers
+
+LONGEST = 100
+"""Streams have at most this many elements."""
+
+SPOTS = 4
+"""Each node of a stream has one of these numbers, at random."""
 
 
 @dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the elements of a stream are computed.
+
+    Attributes:
+        reading: the threads of all chains; None for those that each was drawn with.
+        workers: the number of worker processes, or "auto".
+        spots: the nodes after which `mp_prefetch` stands; without them, it is the last step.
+    """
+
+    reading: ReadOptions | None = None
+    workers: int | Literal["auto"] = 0
+    spots: frozenset[int] = frozenset()
+
+    def after(self, dataset: IterDataset[Any], spot: int) -> IterDataset[Any]:
+        return dataset.mp_prefetch(self.workers) if self.workers and spot in self.spots else dataset
+
+
+HERE = Place(ReadOptions(0, 0))
+"""The consumer's thread."""
+
+Elements = Callable[[bool], Iterator[Element]]
+"""Yields position, index and value of each element, up to the first error; given whether elements that fail are skipped
+where the library may skip them.
+"""
+
+
+class AllFailError(Exception):
+    """As many elements of a chain were skipped as it has records: the library may raise an error, too."""
+
+
+class Skipped:
+    """The elements of one pass over a chain that were skipped. With None as their limit, there may be any number."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self.count = 0
+
+    def add(self) -> None:
+        self.count += 1
+        if self._limit is not None and self.count >= self._limit:
+            raise AllFailError
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class Stream:
     """A dataset and what it should yield.
 
     Attributes:
-        dataset: the dataset.
-        elements: position, index and value of each element.
+        built: returns the dataset for a place.
+        elements: the oracle.
+        length: the number of elements, if it is known without reading: what is dropped at the end is then not read.
         epoch_length: how many positions have the same epoch; None where there are no epochs.
         seed: that of the nearest `.seed`; None where there is none.
         draws: the seeds that random maps have drawn from.
         is_one_to_one: whether nothing but the MapDataset and 1:1 operations is in it.
+        is_straight: whether it combines and repeats no streams.
+        is_grouped: whether errors are raised even if others are skipped, because an operation batches or packs.
+        skipped: those elements of the chain that the oracle has skipped.
     """
 
-    dataset: IterDataset[Any]
-    elements: tuple[Element, ...]
-    epoch_length: int | None
+    built: Callable[[Place], IterDataset[Any]]
+    elements: Elements
+    length: int | None = None
+    epoch_length: int | None = None
     seed: int | None = None
     draws: tuple[int, ...] = ()
     is_one_to_one: bool = True
+    is_straight: bool = True
+    is_grouped: bool = False
+    skipped: Skipped = dataclasses.field(default_factory=lambda: Skipped(None))
 
-    @property
-    def values(self) -> list[Any]:
-        return [value for _, _, value in self.elements]
+    def dataset(self, place: Place = Place(), *, skips: bool = False) -> IterDataset[Any]:
+        """Returns the dataset for a place, which skips elements that fail if `skips`."""
+        dataset = self.built(place)
+        if place.workers and not place.spots:
+            dataset = dataset.mp_prefetch(place.workers)
+        return dataset.options(on_error="skip", max_errors=None) if skips else dataset
+
+    def outcome(self, *, skips: bool = False) -> tuple[list[Any], str | None]:
+        """Returns the values, and the error that ends them, if any, as text."""
+        values: list[Any] = []
+        try:
+            values.extend(value for _, _, value in itertools.islice(self.elements(skips), 2 * LONGEST))
+        except Exception as error:  # noqa: BLE001  (any: those before it were appended)
+            return values, text_of(error)
+        return values, None
 
     def __repr__(self) -> str:
-        return f"{self.dataset!r}\n{self.values}"
+        return f"{self.dataset()!r}\n{self.outcome()}"
+
+
+def text_of(error: BaseException) -> str:
+    """Returns the type of an error, and its text if it was raised by what was drawn, not by the library."""
+    return f"{type(error).__name__}: {error}" if isinstance(error, OSError | ArithmeticError) else type(error).__name__
 
 
 class Halves(IterDataset[Any]):
@@ -64,6 +145,7 @@ class HalvesIterator(DatasetIterator[Any]):
     def __next__(self) -> Any:
         if self._is_second:
             next(self._parent)
+            self._is_second = False
         element = next(self._parent)
         self._is_second = True
         return element
@@ -85,114 +167,247 @@ class Doubled(IterDataset[Any]):
             yield element
 
 
-@st.composite
-def reads(draw: st.DrawFn) -> Stream:
-    chain = draw(chains(4))
-    read = draw(st.sampled_from([None, ReadOptions(0, 0), ReadOptions(2, 3)]))
-    values = chain.oracle.first(chain.oracle.length)
-    elements = tuple((i, i, value) for i, value in enumerate(values) if value is not None)
-    return Stream(chain.dataset.to_iter_dataset(read), elements, chain.oracle.epoch_length, draws=chain.seeds)
+def numbers_until(count: int, fails: bool) -> Iterator[int]:
+    """Yields numbers, and then fails if it is to."""
+    yield from range(count)
+    if fails:
+        raise OSError(f"the stream fails at {count}")
 
 
-def streams(most_nodes: int = 5) -> st.SearchStrategy[Stream]:
+def streams(most_nodes: int = 5, *, fails: bool = False) -> st.SearchStrategy[Stream]:
+    """Returns streams, some of which fail at an element, if they may."""
     if most_nodes <= 1:
-        return reads()
-    return st.one_of(reads(), extended(most_nodes), extended(most_nodes), combined(most_nodes))
+        return reads(fails=fails)
+    longer = extended(most_nodes, fails=fails)
+    return st.one_of(reads(fails=fails), longer, longer, combined(most_nodes, fails=fails))
+
+
+READINGS = [None, ReadOptions(0, 0), ReadOptions(2, 3), ReadOptions(4, 500, max_buffer_bytes=200)]
 
 
 @st.composite
-def extended(draw: st.DrawFn, most_nodes: int) -> Stream:  # noqa: C901  (one case a node)
+def reads(draw: st.DrawFn, *, fails: bool) -> Stream:
+    if draw(st.integers(0, 7)) == 0:
+        return draw(streams_of_users(fails=fails))
+    chain = draw(chains(4, fails=fails))
+    own, spot = draw(st.sampled_from(READINGS)), draw(st.integers(0, SPOTS - 1))
+
+    def built(place: Place) -> IterDataset[Any]:
+        return place.after(chain.dataset.to_iter_dataset(place.reading or own), spot)
+
+    skipped = Skipped(chain.oracle.length)
+
+    def elements(skips: bool) -> Iterator[Element]:
+        skipped.count = 0
+        for position in range(chain.oracle.length):
+            try:
+                value = chain.oracle.at(position)
+            except Exception:
+                if not skips:
+                    raise
+                skipped.add()
+                continue
+            if value is not None:
+                yield position, position, value
+
+    length = chain.oracle.length if chain.is_dense else None
+    return Stream(built, elements, length, chain.oracle.epoch_length, draws=chain.seeds, skipped=skipped)
+
+
+@st.composite
+def streams_of_users(draw: st.DrawFn, *, fails: bool) -> Stream:
+    """Draws numbers from 0 in a stream of a user, with states or without."""
+    count = draw(st.integers(1, 12))
+    kinds = ["function", "with states", "without"]
+    kind = draw(st.sampled_from([*kinds, "failing"] if fails else kinds))
+    datasets: dict[str, Callable[[], IterDataset[Any]]] = {
+        "function": lambda: IterDataset.source(functools.partial(numbers_until, count, False)),
+        "failing": lambda: IterDataset.source(functools.partial(numbers_until, count, True)),
+        "with states": lambda: Numbers(count),
+        "without": lambda: Counted(count),
+    }
+
+    def values(_: bool) -> Iterator[Any]:
+        return numbers_until(count, kind == "failing")
+
+    return Stream(lambda _: datasets[kind](), numbered(values), is_one_to_one=False)
+
+
+def numbered(values: Callable[[bool], Iterable[Any]]) -> Elements:
+    """Returns values as elements whose positions are their numbers."""
+    return lambda skips: ((number, number, value) for number, value in enumerate(values(skips)))
+
+
+def each(
+    elements: Iterable[Element], function: Callable[[Any], Any], skipped: Skipped | None = None
+) -> Iterator[Element]:
+    """Yields the elements with other values. Those that fail are left out, and counted, if they may be skipped."""
+    for position, index, value in elements:
+        try:
+            changed = function(value)
+        except Exception:
+            if skipped is None:
+                raise
+            skipped.add()
+            continue
+        yield position, index, changed
+
+
+def groups(elements: Iterator[Element], size: int, *, drops: bool) -> Iterator[Element]:
+    """Yields lists of the values of some elements in a row, where the first of them was."""
+    while group := list(itertools.islice(elements, size)):
+        if len(group) == size or not drops:
+            yield *group[0][:2], [value for _, _, value in group]
+
+
+def children(elements: Iterable[Element], operation: Split) -> Iterator[Element]:
+    for position, index, value in elements:
+        for number, child in enumerate(operation.flat_map(value)):
+            yield position, part_index(index, operation.max_fan_out, number), child
+
+
+@st.composite
+def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:  # noqa: C901, PLR0912, PLR0915  (one case a node)
     """Draws a stream and an operation after it."""
-    stream = draw(streams(most_nodes - 1))
-    dataset, elements = stream.dataset, stream.elements
-    kinds = ["mark", "position", "random", "seed", "batch", "ahead", "keep", "split", "window", "pack", "rebatch"]
+    stream = draw(streams(most_nodes - 1, fails=fails))
+    spot = draw(st.integers(0, SPOTS - 1))
+    one_to_one = ["mark", "together", "position", "random", "seed", "ahead", *["fail"] * fails, "batch"]
+    kinds = [*one_to_one, "keep", "split", "window", "pack", "rebatch"]
     kind = draw(st.sampled_from([*kinds, *["renumbered"] * 4]))
-    changes: dict[str, Any] = {} if kind in kinds[:6] else {"is_one_to_one": False}
+    changes: dict[str, Any] = {} if kind in one_to_one else {"is_one_to_one": False, "length": None}
+    before = stream.elements
+    is_grouped = stream.is_grouped
+
+    def mapped(function: Callable[[Any], Any]) -> Elements:
+        return lambda skips: each(before(skips), function, stream.skipped if skips and not is_grouped else None)
+
+    apply: Callable[[IterDataset[Any]], IterDataset[Any]]
+    elements: Elements = before
     match kind:
         case "renumbered":
-            return limited(draw(renumbered(stream)), stream)
+            return limited(draw(renumbered(stream, spot)), stream)
         case "mark":
-            dataset, elements = dataset.map(Mark()), each(elements, Mark().map)
+            apply, elements = lambda dataset: dataset.map(Mark()), mapped(Mark().map)
+        case "together":
+            together = MarkTogether(draw(st.sampled_from([6, 99])) if fails else 99)
+            apply = lambda dataset: dataset.map(together)  # noqa: E731
+            elements = mapped(lambda value: together.map_batch([value])[0])
+        case "fail":
+            apply, elements = lambda dataset: dataset.map(FailSome()), mapped(FailSome().map)
         case "position":
-            dataset = dataset.map_with_index(mark_position)
-            elements = tuple((p, index, mark_position(index, value)) for p, index, value in elements)
+            apply = lambda dataset: dataset.map_with_index(mark_position)  # noqa: E731
+            elements = lambda skips: ((p, i, mark_position(i, value)) for p, i, value in before(skips))  # noqa: E731
         case "random":
             own = draw(st.sampled_from([0, 5, 2**64 - 1])) if stream.seed is None else draw(st.sampled_from([None, 5]))
             seed = stream.seed if own is None else own
             assert seed is not None
             changes = {"draws": (*stream.draws, seed)}
             number, epoch_length = stream.draws.count(seed), stream.epoch_length or 2**63
-            dataset = dataset.random_map(Draw(), seed=own)
-            elements = tuple(
-                (position, index, Draw().random_map(value, generator(seed, position // epoch_length, index, number)))
-                for position, index, value in elements
-            )
+            apply = lambda dataset: dataset.random_map(Draw(), seed=own)  # noqa: E731
+
+            def elements(skips: bool) -> Iterator[Element]:
+                for position, index, value in before(skips):
+                    rng = generator(seed, position // epoch_length, index, number)
+                    yield position, index, Draw().random_map(value, rng)
+
         case "seed":
-            changes = {"seed": draw(st.sampled_from([0, 5, 7]))}
-            dataset = dataset.seed(changes["seed"])
-        case "batch":
-            size, drops = draw(st.integers(1, 5)), draw(st.booleans())
-            dataset = dataset.batch(size, drop_remainder=drops, batch_fn=list)
-            groups = [elements[start : start + size] for start in range(0, len(elements), size)]
-            elements = tuple(
-                (*group[0][:2], [value for _, _, value in group]) for group in groups if len(group) == size or not drops
-            )
+            given = draw(st.sampled_from([0, 5, 7]))
+            changes, apply = {"seed": given}, lambda dataset: dataset.seed(given)
         case "ahead":
             # Threads make what is below, which changes nothing.
             options: Any = draw(st.sampled_from([MultiprocessingOptions(), ReadOptions(2, 4), ReadOptions(0, 0)]))
-            dataset = dataset.prefetch(options)
+            apply = lambda dataset: dataset.prefetch(options)  # noqa: E731
+        case "batch":
+            size, drops = draw(st.integers(1, 5)), draw(st.booleans())
+            apply = lambda dataset: dataset.batch(size, drop_remainder=drops, batch_fn=list)  # noqa: E731
+            length = stream.length
+
+            def elements(skips: bool) -> Iterator[Element]:
+                some = before(skips)
+                if drops and length is not None and not skips:
+                    some = itertools.islice(some, length // size * size)
+                return groups(some, size, drops=drops)
+
+            changes = {"is_grouped": True}
+            if length is not None:
+                changes["length"] = length // size if drops else -(-length // size)
         case "keep":
-            dataset = dataset.filter(KeepSome())
-            elements = tuple(element for element in elements if KeepSome().filter(element[2]))
+            apply = lambda dataset: dataset.filter(KeepSome())  # noqa: E731
+            elements = lambda skips: (one for one in before(skips) if KeepSome().filter(one[2]))  # noqa: E731
         case "split":
             operation = Split(draw(st.integers(1, 3)))
-            dataset = dataset.apply(operation)
-            elements = tuple(
-                (position, part_index(index, operation.max_fan_out, number), child)
-                for position, index, value in elements
-                for number, child in enumerate(operation.flat_map(value))
-            )
+            apply = lambda dataset: dataset.apply(operation)  # noqa: E731
+            elements = lambda skips: children(before(skips), operation)  # noqa: E731
         case "window":
             shuffle = WindowShuffle(draw(st.integers(1, 6)), seed=3)
-            dataset = dataset.window_shuffle(shuffle.window_size, seed=3)
-            elements = tuple(PLAIN[WindowShuffle](shuffle, elements))
-        case "pack" | "rebatch":
+            apply = lambda dataset: dataset.window_shuffle(shuffle.window_size, seed=3)  # noqa: E731
+            elements = lambda skips: PLAIN[WindowShuffle](shuffle, before(skips))  # noqa: E731
+            changes["is_grouped"] = True
+        case _:
             # Each element becomes a document or a batch, and what is made of these becomes tuples.
-            grouping = draw(packers() if kind == "pack" else st.builds(Rebatch, st.integers(1, 5), st.booleans()))
-            dataset = dataset.map(as_document).apply(grouping).map(from_arrays)
-            elements = each(tuple(PLAIN[type(grouping)](grouping, each(elements, as_document))), from_arrays)
-    return limited(dataclasses.replace(stream, dataset=dataset, elements=elements, **changes), stream)
+            packer = draw(packers() if kind == "pack" else st.builds(Rebatch, st.integers(1, 5), st.booleans()))
+            apply = lambda dataset: dataset.map(as_document).apply(packer).map(from_arrays)  # noqa: E731
+            elements = lambda skips: each(  # noqa: E731
+                PLAIN[type(packer)](packer, each(before(skips), as_document)), from_arrays
+            )
+            changes["is_grouped"] = True
+    longer = dataclasses.replace(
+        stream, built=lambda place: place.after(apply(stream.built(place)), spot), elements=elements, **changes
+    )
+    return limited(longer, stream)
 
 
 def limited(longer: Stream, stream: Stream) -> Stream:
-    return longer if len(longer.elements) <= 100 else stream
+    """Returns a stream, unless it is too long: then the other one."""
+    return longer if all(len(longer.outcome(skips=skips)[0]) <= LONGEST for skips in (False, True)) else stream
 
 
 @st.composite
-def renumbered(draw: st.DrawFn, stream: Stream) -> Stream:
+def renumbered(draw: st.DrawFn, stream: Stream, spot: int) -> Stream:
     """Draws a dataset that iterates over a stream: what comes after sees its elements by their numbers."""
-    parent, values, count = stream.dataset, stream.values, draw(st.integers(1, 10))
-    repeated = values * (1 + count % 3)
-    choices = [
-        (Halves(parent), values[::2]),
-        (Doubled(parent), [value for value in values for _ in range(2)]),
-        (parent.take(count), values[:count]),
-        (parent.skip(count - 1), values[count - 1 :]),
-        (parent.repeat(1 + count % 3), repeated),
-        (parent.cache().repeat(1 + count % 3), repeated),
-        (parent.take(count).concatenate(parent), values[:count] + values),
+    count = draw(st.integers(1, 10))
+    times = 1 + count % 3
+
+    def values(skips: bool) -> Iterator[Any]:
+        return (value for _, _, value in stream.elements(skips))
+
+    def repeated(num_epochs: int | None, skips: bool) -> Iterator[Any]:
+        for _ in itertools.count() if num_epochs is None else range(num_epochs):
+            is_empty = True
+            for value in values(skips):
+                is_empty = False
+                yield value
+            if is_empty:
+                return
+
+    choices: list[tuple[Callable[[IterDataset[Any]], IterDataset[Any]], Callable[[bool], Iterable[Any]]]] = [
+        (Halves, lambda skips: itertools.islice(values(skips), 0, None, 2)),
+        (Doubled, lambda skips: (value for value in values(skips) for _ in range(2))),
+        (lambda parent: parent.take(count), lambda skips: itertools.islice(values(skips), count)),
+        (lambda parent: parent.skip(count - 1), lambda skips: itertools.islice(values(skips), count - 1, None)),
+        (lambda parent: parent.repeat(times), functools.partial(repeated, times)),
+        (lambda parent: parent.cache().repeat(times), functools.partial(repeated, times)),
+        (
+            lambda parent: parent.repeat().take(2 * count),
+            lambda skips: itertools.islice(repeated(None, skips), 2 * count),
+        ),
+        (
+            lambda parent: parent.take(count).concatenate(parent),
+            lambda skips: itertools.chain(itertools.islice(values(skips), count), values(skips)),
+        ),
     ]
-    return _numbered(stream, *draw(st.sampled_from(choices)))
-
-
-def _numbered(stream: Stream, dataset: IterDataset[Any], values: Iterable[Any]) -> Stream:
-    """Returns a stream of a new origin: what comes after sees its elements by their numbers."""
-    elements = tuple((number, number, value) for number, value in enumerate(values))
-    return dataclasses.replace(stream, dataset=dataset, elements=elements, epoch_length=None, is_one_to_one=False)
-
-
-def each(elements: Iterable[Element], function: Callable[[Any], Any]) -> tuple[Element, ...]:
-    return tuple((position, index, function(value)) for position, index, value in elements)
+    apply, after = draw(st.sampled_from(choices))
+    return dataclasses.replace(
+        stream,
+        built=lambda place: place.after(apply(stream.built(place)), spot),
+        elements=numbered(after),
+        length=None,
+        epoch_length=None,
+        is_one_to_one=False,
+        is_straight=False,
+        is_grouped=False,
+        skipped=Skipped(None),
+    )
 
 
 @st.composite
@@ -217,41 +432,85 @@ def from_arrays(arrays: dict[str, Any]) -> tuple[Any, ...]:
     return tuple((name, *array.tolist()) for name, array in sorted(arrays.items()))
 
 
+Parts = list[Callable[[], Iterator[Any]]]
+
+
 @st.composite
-def combined(draw: st.DrawFn, most_nodes: int) -> Stream:
+def combined(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:
     """Draws a stream of several, without seeds: how these combine, another test says."""
-    parts = draw(st.lists(streams(most_nodes // 2), min_size=1, max_size=3))
-    datasets = [part.dataset for part in parts]
+    parts = draw(st.lists(streams(most_nodes // 2, fails=fails), min_size=1, max_size=3))
+    spot, is_skipping = draw(st.integers(0, SPOTS - 1)), fails and len(parts) > 1 and draw(st.booleans())
+    if any(part.seed is not None for part in parts):
+        return parts[0]
     # A random map has the number of those on the path with most draws from its seed.
     seeds = {seed for part in parts for seed in part.draws}
     draws = tuple(seed for seed in seeds for _ in range(max(part.draws.count(seed) for part in parts)))
-    together = Stream(datasets[0], (), None, draws=draws)
-    if any(part.seed is not None for part in parts):
-        return parts[0]
-    values = [part.values for part in parts]
-    match draw(st.sampled_from(["zip", "mix", "interleave"])):
+    join, plain = draw(joins(len(parts)))
+
+    def built(place: Place) -> IterDataset[Any]:
+        datasets = [part.built(place) for part in parts]
+        if is_skipping:
+            datasets[0] = datasets[0].options(on_error="skip", max_errors=None)
+        return place.after(join(datasets), spot)
+
+    def values(skips: bool) -> Iterator[Any]:
+        def of(number: int) -> Iterator[Any]:
+            return (value for _, _, value in parts[number].elements(skips or (is_skipping and number == 0)))
+
+        some: Parts = [functools.partial(of, number) for number in range(len(parts))]
+        return iter(plain(some))
+
+    return limited(Stream(built, numbered(values), draws=draws, is_one_to_one=False, is_straight=False), parts[0])
+
+
+@st.composite
+def joins(draw: st.DrawFn, count: int) -> tuple[Callable[[list[Any]], IterDataset[Any]], Callable[[Parts], Any]]:
+    """Draws how some datasets are combined, and the same for iterators."""
+    kind = draw(st.sampled_from(["zip", "strict zip", "concatenate", "mix", "mix", "interleave", "late interleave"]))
+    match kind:
         case "zip":
-            return _numbered(together, datasets[0].zip(*datasets[1:], strict=False), zip(*values, strict=False))
+            return lambda datasets: datasets[0].zip(*datasets[1:], strict=False), lambda parts: zipped(
+                parts, strict=False
+            )
+        case "strict zip":
+            return lambda datasets: datasets[0].zip(*datasets[1:]), lambda parts: zipped(parts, strict=True)
+        case "concatenate":
+            return lambda datasets: datasets[0].concatenate(*datasets[1:]), lambda parts: interleaved(parts, 1)
         case "mix":
-            return _numbered(together, IterDataset.mix(datasets), _in_turn(values))
-    cycle_length = draw(st.integers(1, 3))
-    interleaved = IterDataset.interleave(datasets, cycle_length=cycle_length)
-    return _numbered(together, interleaved, _interleaved(values, cycle_length))
+            weights = draw(st.lists(st.integers(1, 4), min_size=count, max_size=count))
+            stop: Any = draw(st.sampled_from(["first_exhausted", "all_exhausted", "drop_exhausted"]))
+            others = draw(st.permutations(weights))
+            changes = [(draw(st.integers(1, 9)), others)] if others != weights and draw(st.booleans()) else []
+            is_named = draw(st.booleans())
+
+            def mixed(datasets: list[Any]) -> IterDataset[Any]:
+                names = [f"part {number}" for number in range(count)]
+                given: Any = dict(zip(names, datasets, strict=True)) if is_named else datasets
+                of_names: Any = dict(zip(names, weights, strict=True)) if is_named else weights
+                mixture = IterDataset.mix(given, of_names, stop=stop)
+                for position, new in changes:
+                    mixture = mixture.reweighted(position, dict(zip(names, new, strict=True)) if is_named else new)
+                return mixture
+
+            return mixed, lambda parts: mixed_in_order(parts, [(0, weights), *changes], stop)
+    length = draw(st.integers(1, 3))
+    if kind == "late interleave":
+        return (
+            lambda datasets: IterDataset.interleave(MapDataset.source(datasets), cycle_length=length),
+            lambda parts: interleaved(parts, length),
+        )
+    return lambda datasets: IterDataset.interleave(datasets, cycle_length=length), lambda parts: interleaved(
+        parts, length
+    )
 
 
-def _in_turn(parts: list[list[Any]]) -> Iterator[Any]:
-    """Yields one element of each in turn, until one has no more."""
-    iterators = [iter(part) for part in parts]
-    for iterator in itertools.cycle(iterators):
-        try:
-            yield next(iterator)
-        except StopIteration:
-            return
+def zipped(parts: Parts, *, strict: bool) -> Iterator[Any]:
+    return zip(*(part() for part in parts), strict=strict)
 
 
-def _interleaved(parts: list[list[Any]], cycle_length: int) -> Iterator[Any]:
+def interleaved(parts: Parts, cycle_length: int) -> Iterator[Any]:
     """Yields one element of each open part, one after another; one that has ended is replaced for its next turn."""
-    waiting = collections.deque(map(iter, parts))
+    waiting = collections.deque(part() for part in parts)
     slots: list[Iterator[Any] | None] = [waiting.popleft() for _ in range(min(cycle_length, len(parts)))]
     for turn in itertools.cycle(range(len(slots))):
         if not any(slots):

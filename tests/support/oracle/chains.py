@@ -1,7 +1,8 @@
 """The elements of a chain, computed plainly: every element is found by itself, by recursion, in Python's integers."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -160,27 +161,95 @@ def zipped(parts: Sequence[Oracle]) -> Oracle:
     return Oracle(parts[0].length, lambda i: tuple(part.at(i) for part in parts), parts[0].epoch_length)
 
 
+def next_owner(drawn: Sequence[int], weights: Sequence[int]) -> int:
+    """Returns the part that comes next: the one with the earliest deadline among those due."""
+    position, total = sum(drawn), sum(weights)
+    due = [
+        (-(-(count + 1) * total // weight), part)
+        for part, (count, weight) in enumerate(zip(drawn, weights, strict=True))
+        if weight and count * total // weight <= position
+    ]
+    return min(due)[1]
+
+
 def mixed(parts: Sequence[Oracle], weights: Sequence[int]) -> Oracle:
-    """Returns the elements of datasets in turn, each time of that with the earliest deadline among those due."""
-    total = sum(weights)
+    """Returns the elements of datasets in turn, until one has no more."""
 
     def owners(count: int) -> list[int]:
         drawn, order = [0] * len(weights), []
-        for position in range(count):
-            due = [
-                (-(-(drawn[part] + 1) * total // weight), part)
-                for part, weight in enumerate(weights)
-                if drawn[part] * total // weight <= position
-            ]
-            owner = min(due)[1]
-            drawn[owner] += 1
-            order.append(owner)
+        for _ in range(count):
+            order.append(next_owner(drawn, weights))
+            drawn[order[-1]] += 1
         return order
 
     def at(i: int) -> Element:
         order = owners(i + 1)
         return parts[order[i]].at(order[:i].count(order[i]))
 
-    order = owners(sum(part.length for part in parts) * total + 1)
+    order = owners(sum(part.length for part in parts) * sum(weights) + 1)
     length = next(k for k, owner in enumerate(order) if order[:k].count(owner) == parts[owner].length)
     return Oracle(length, at, length)
+
+
+def mixed_in_order(
+    parts: Sequence[Callable[[], Iterator[Element]]], changes: Sequence[tuple[int, Sequence[int]]], stop: str
+) -> Iterator[Element]:
+    """Yields the elements of streams in turn, with other weights from some positions on, until `stop`."""
+    to_the_end = stop != "first_exhausted"
+    inputs = [_Ahead(part, 1 if to_the_end else 0) for part in parts]
+    over = [one.is_empty for one in inputs] if to_the_end else []
+    if stop == "all_exhausted" and any(over):
+        raise ValueError(over)
+    weights: list[int] = []
+    drawn = [0] * len(parts)
+    begins = True
+    for position in itertools.count():
+        if begins or any(start == position for start, _ in changes):
+            weights = list([weights for start, weights in changes if start <= position][-1])
+            if stop == "drop_exhausted":
+                weights = [0 if is_over else weight for weight, is_over in zip(weights, over, strict=True)]
+            drawn, begins = [0] * len(parts), False
+        if to_the_end and all(over):
+            return
+        part = next_owner(drawn, weights)
+        drawn[part] += 1
+        try:
+            element = inputs[part].take()
+        except StopIteration:
+            return
+        if to_the_end and inputs[part].is_empty:
+            over[part] = True
+            begins = stop == "drop_exhausted"
+            inputs[part] = _Ahead(parts[part], 1)
+        yield element
+
+
+class _Ahead:
+    """An iterator that is read some elements ahead. An error is raised in place of its element."""
+
+    def __init__(self, part: Callable[[], Iterator[Element]], count: int) -> None:
+        self._iterator = part()
+        self._count = count
+        self._values: list[Element] = []
+        self._error: Exception | None = None
+        self._fill(count)
+
+    def _fill(self, count: int) -> None:
+        try:
+            while len(self._values) < count and self._error is None:
+                self._values.append(next(self._iterator))
+        except Exception as error:  # noqa: BLE001  (any, StopIteration included)
+            self._error = error
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._values and isinstance(self._error, StopIteration)
+
+    def take(self) -> Element:
+        self._fill(1)
+        if not self._values:
+            assert self._error is not None
+            raise self._error
+        element = self._values.pop(0)
+        self._fill(self._count)
+        return element

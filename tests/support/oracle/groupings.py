@@ -164,15 +164,20 @@ def concatenated(operation: ConcatThenSplit, elements: Iterable[Element]) -> Ite
 def rebatched(operation: Rebatch, elements: Iterable[Element]) -> Iterator[Element]:
     """Yields batches of all rows, one after the other."""
     size = operation.batch_size
-    rows = [
-        (position, part_index(index, MAX_FAN_OUT, row // size), {name: array[row] for name, array in batch.items()})
-        for position, index, batch in elements
-        for row in range(len(batch["x"]))
-    ]
-    for start in range(0, len(rows), size):
-        some = rows[start : start + size]
-        if len(some) == size or not operation.drop_remainder:
-            yield *some[0][:2], {name: np.array([row[name] for _, _, row in some]) for name in some[0][2]}
+    some: list[Element] = []
+
+    def batch() -> Element:
+        return *some[0][:2], {name: np.array([row[name] for _, _, row in some]) for name in some[0][2]}
+
+    for position, index, whole in elements:
+        for row in range(len(whole["x"])):
+            part = {name: array[row] for name, array in whole.items()}
+            some.append((position, part_index(index, MAX_FAN_OUT, row // size), part))
+            if len(some) == size:
+                yield batch()
+                some = []
+    if some and not operation.drop_remainder:
+        yield batch()
 
 
 def windows(elements: Iterable[Element], size: int) -> Iterator[list[Element]]:

@@ -1,0 +1,169 @@
+"""The law of all streams: in each place the same elements, errors and states, whatever happens meanwhile."""
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from millstream import ReadOptions
+from support.draw.streams import HERE, AllFailError, Place, Stream, text_of
+from support.faults.interrupted import interrupt_at
+from support.processes.process_tree import worker_pids
+
+THREADS = [
+    Place(),
+    Place(ReadOptions(2, 3)),
+    Place(ReadOptions(3, 1)),
+    Place(ReadOptions(4, 500, max_buffer_bytes=100)),
+]
+"""Places in threads, also with budgets below one block."""
+
+
+def in_workers(chance: random.Random) -> Place:
+    """Returns any place in one or two worker processes: of the whole stream, or of parts of it."""
+    spots = chance.choice([frozenset[int](), frozenset({0, 2}), frozenset({1})])
+    return Place(chance.choice([None, ReadOptions(2, 3)]), chance.choice([1, 2]), spots)
+
+
+class Reading(NamedTuple):
+    """What an iterator yields: the states are those before, between and after the elements, and at the end."""
+
+    values: list[Any]
+    error: str | None
+    states: list[Any]
+    last: Any
+
+
+Act = Callable[[Any], object]
+"""Something that happens to a stream while it is read, before each element: it gets the iterator."""
+
+
+def state_of(iterator: Any) -> Any:
+    """Returns the state, as it comes back from a file."""
+    return json.loads(json.dumps(iterator.get_state()))
+
+
+def read(iterator: Any, limit: int | None = None, act: Act | None = None) -> Reading:
+    """Reads up to some elements. An error comes again if the element is asked for again, and changes no state."""
+    values: list[Any] = []
+    error, states = None, [state_of(iterator)]
+    while error is None and (limit is None or len(values) < limit):
+        if act is not None:
+            act(iterator)
+        try:
+            values.append(next(iterator))
+        except StopIteration:
+            break
+        except Exception as raised:  # noqa: BLE001  (any may be planted)
+            error = text_of(raised)
+            assert error_of(iterator) == error
+            assert state_of(iterator) == states[-1]
+        else:
+            states.append(state_of(iterator))
+    return Reading(values, error, states, state_of(iterator))
+
+
+def check_rest(found: Reading, whole: Reading, begin: int, limit: int | None) -> None:
+    """Checks what was read from a state on. At the end, the state may be the one after the last element, or another."""
+    values, error, states, last = whole
+    stop = len(values) if limit is None else min(len(values), begin + limit)
+    is_over = limit is None or stop < begin + limit
+    assert found[:2] == (values[begin:stop], error if is_over else None)
+    if found.values:
+        assert found.states == states[begin : stop + 1]
+    assert found.last in ((states[-1], last) if is_over else (states[stop],))
+
+
+def error_of(iterator: Any) -> str | None:
+    """Returns the error of the next element, if it is one."""
+    try:
+        next(iterator)
+    except Exception as error:  # noqa: BLE001
+        return text_of(error)
+    return None
+
+
+def kill_once(chance: random.Random) -> Act:
+    """Returns what kills one worker, before one of the first elements."""
+    left, which = [chance.randrange(6)], chance.random()
+
+    def act(_: Any) -> None:
+        if left and not left[0] and (pids := sorted(worker_pids())):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids[int(which * len(pids))], signal.SIGKILL)
+            left.clear()
+        elif left and left[0]:
+            left[0] -= 1
+
+    return act
+
+
+def assert_same_everywhere(
+    stream: Stream, chance: random.Random, places: Sequence[Place], *, skips: bool = False, kills: bool = False
+) -> int:
+    """Checks that a stream is the oracle's in each place, and resumes in any from the states of any other.
+
+    Args:
+        stream: the stream.
+        chance: decides where and how it resumes.
+        places: the places besides the consumer's thread.
+        skips: whether elements that fail are skipped.
+        kills: whether a worker is killed in each pass.
+
+    Returns:
+        How often it was read from somewhere.
+    """
+    values, error = stream.outcome(skips=skips)
+    if error == AllFailError.__name__:
+        return 0
+    datasets = {place: stream.dataset(place, skips=skips) for place in (HERE, *places)}
+    whole: Reading | None = None
+    for place, dataset in datasets.items():
+        with iter(dataset) as iterator:
+            found = read(iterator, act=kill_once(chance) if kills and place.workers else None)
+        assert found[:2] == (values, error), place
+        whole = whole or found
+        assert found == whole, f"other states in {place}"
+    assert whole is not None
+    for begin in chance.sample(range(len(whole.states)), min(len(whole.states), 6)):
+        place = chance.choice(list(datasets))
+        with iter(datasets[place]) as iterator:
+            iterator.set_state(whole.states[begin])
+            check_rest(read(iterator, limit := chance.choice([1, 3, None])), whole, begin, limit)
+            iterator.set_state(whole.states[then := chance.randrange(len(whole.states))])
+            check_rest(read(iterator, 2), whole, then, 2)
+            iterator.set_state(whole.last)
+            check_rest(read(iterator, 1), whole, len(values), 1)
+    return len(datasets) + 3 * min(len(whole.states), 6)
+
+
+def assert_survives_interrupts(stream: Stream, chance: random.Random, place: Place) -> bool:
+    """Checks that an iterator is where it says after an exception at any moment of `next`, and goes on from there.
+
+    The `next` that is interrupted may lose its element on the way to the caller, and that one alone.
+
+    Returns:
+        True if there was an interrupt.
+    """
+    with iter(stream.dataset(HERE)) as iterator:
+        whole = read(iterator)
+    values, error = whole.values, whole.error
+    got: list[Any] = []
+    with iter(stream.dataset(place)) as iterator:
+        got.extend(itertools.islice(iterator, chance.randrange(min(len(values), 3) + 1)))
+
+        def work() -> None:
+            with contextlib.suppress(*([] if error is None else [Exception])):
+                got.extend(itertools.islice(iterator, 4))
+
+        was_interrupted = interrupt_at(int(2 ** chance.uniform(0, 14)), work)
+        # At the end, there may be a state of its own.
+        position = min([*whole.states, whole.last].index(state_of(iterator)), len(values))
+        assert position in {len(got), len(got) + 1}
+        assert got == values[: len(got)]
+        check_rest(read(iterator), whole, position, None)
+    return was_interrupted
