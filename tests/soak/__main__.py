@@ -7,7 +7,8 @@
 A trial is a stream (`courses`) that one trainer after the other reads (`life`), each in a process of its own,
 all but the last killed on their way, with a fault at a time (`faults`). It fails if a batch is not the oracle's,
 if anything is left of a life or of a part of it, if memory grows, or if a life takes longer than its limit. Its data
-lie on a small disk in memory where this user may mount one. The exit status is 1 if a trial failed.
+lie on a small disk in memory where this user may mount one. Every fourth trial reads random trees of streams instead
+(`trees`). The exit status is 1 if a trial failed.
 """
 
 import argparse
@@ -35,7 +36,8 @@ from support.files.record_files import write_array_record, write_bagz, write_tfr
 from support.processes.worker_pools import environment, still_there
 from support.stores.object_server import Request, serving
 
-_LIFE = Path(__file__).with_name("life.py")
+_LIFE, _TREES = (Path(__file__).with_name(name) for name in ("life.py", "trees.py"))
+_TREES_PER_TRIAL = 12
 _DISK_BYTES = 256 << 10
 _REPEATS = 10
 _PRIVATE = "SOAK_HAS_OWN_MOUNTS"
@@ -67,6 +69,12 @@ class Soak:
         Raises:
             TrialError: it failed.
         """
+        if self._is_of_trees(seed):
+            with small_disk() as (folder, disk):
+                orders = {"seed": seed, "count": _TREES_PER_TRIAL, "life": 0, "is_last": True}
+                self._live(orders, environment(folder) | self._surroundings(disk), _TREES)
+            self.seen["trials"] += 1
+            return
         chance = random.Random(f"trial {seed}")
         course = Course.of(seed)
         has_bad_clock, num_lives = chance.random() < 0.3, chance.choice([1, 2, 3, 4])
@@ -98,6 +106,9 @@ class Soak:
                 )
         self.seen["trials"] += 1
 
+    def _is_of_trees(self, seed: int) -> bool:
+        return seed % 4 == 3 and not self._broken and not self._fault
+
     def _surroundings(self, disk: Path) -> dict[str, str]:
         return {
             "MILLSTREAM_CACHE": str(disk / "cache"),
@@ -106,9 +117,9 @@ class Soak:
             "SOAK_LIFE": os.urandom(8).hex(),
         }
 
-    def _live(self, orders: dict[str, object], surroundings: dict[str, str]) -> None:
+    def _live(self, orders: dict[str, object], surroundings: dict[str, str], program: Path = _LIFE) -> None:
         with subprocess.Popen(
-            [sys.executable, _LIFE, json.dumps(orders)],
+            [sys.executable, program, json.dumps(orders)],
             env=surroundings,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

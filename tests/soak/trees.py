@@ -1,0 +1,139 @@
+"""A life in the soak that reads random trees of streams, in all places: nothing may differ, be left, or take long.
+
+    python trees.py '{"seed": 7, "count": 20}'
+
+Each tree is read in the consumer's thread, in others and in workers, which are killed, and resumed from everywhere. A
+signal interrupts some of its readers. It prints what it saw, as JSON.
+"""
+
+import collections
+import contextlib
+import faulthandler
+import gc
+import itertools
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, note, seed, settings
+from hypothesis import strategies as st
+
+from support.draw.streams import Place, Stream, streams
+from support.everywhere import (
+    THREADS,
+    assert_same_everywhere,
+    assert_survives_interrupts,
+    check_rest,
+    in_workers,
+    read,
+    state_of,
+)
+from support.processes.process_tree import open_descriptors, our_threads, processes_below
+
+LEFT_SECONDS = 10.0
+"""The seconds within which what a tree has started must be gone, on a busy machine."""
+
+
+def law(stream: Stream, chance: random.Random, seen: collections.Counter[str]) -> None:
+    """Checks one tree."""
+    skips, kills = chance.random() < 0.5, chance.random() < 0.5
+    places = [chance.choice(THREADS), in_workers(chance)]
+    if stream.is_straight:
+        places.append(Place(None, "auto"))
+    note(f"{stream!r}\n{places}, skips {skips}, kills {kills}")
+    seen["readings of trees"] += assert_same_everywhere(stream, chance, places, skips=skips, kills=kills)
+    for place in places:
+        seen["interrupts of trees"] += assert_survives_interrupts(stream, chance, place)
+        seen["signals to trees"] += survives_signals(stream, chance, place)
+    seen["trees"] += 1
+
+
+def survives_signals(stream: Stream, chance: random.Random, place: Place) -> int:
+    """Reads a stream while signals interrupt it, and returns how many did."""
+    with iter(stream.dataset()) as iterator:
+        whole = read(iterator)
+    states, num_signals, position = [*whole.states, whole.last], 0, 0
+    with iter(stream.dataset(place)) as iterator:
+        for _ in range(4):
+            got: list[Any] = []
+            try:
+                with signal_after(2 ** chance.uniform(-12, -4)):
+                    got.extend(itertools.islice(iterator, 4))
+            except KeyboardInterrupt:
+                num_signals += 1
+            except Exception:  # noqa: BLE001  (those of the stream are compared below)
+                pass
+            before, position = position, min(states.index(state_of(iterator)), len(whole.values))
+            assert position - before in {len(got), len(got) + 1}
+            assert got == whole.values[before : before + len(got)]
+        check_rest(read(iterator), whole, position, None)
+    return num_signals
+
+
+@contextlib.contextmanager
+def signal_after(seconds: float) -> Iterator[None]:
+    """Raises KeyboardInterrupt in the block, if it takes longer than some seconds."""
+    is_inside = True
+
+    def interrupt(*_: Any) -> None:
+        if is_inside:
+            raise KeyboardInterrupt
+
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        is_inside = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def check_nothing_is_left(descriptors: int) -> None:
+    deadline = time.monotonic() + LEFT_SECONDS
+    while True:
+        gc.collect()
+        left: list[object] = [*our_threads(), *processes_below()]
+        num_open = len(open_descriptors())
+        if not left and num_open <= descriptors:
+            return
+        assert time.monotonic() < deadline, f"a tree has left {left} and {num_open - descriptors} descriptors behind"
+        time.sleep(0.02)
+
+
+def main() -> None:
+    """Reads the trees of a seed."""
+    orders = json.loads(sys.argv[1])
+    seen: collections.Counter[str] = collections.Counter()
+    descriptors = len(open_descriptors())
+
+    @seed(orders["seed"])
+    @settings(
+        max_examples=orders["count"],
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(streams(7, fails=True), st.integers(0, 2**32))
+    def check(stream: Stream, number: int) -> None:
+        law(stream, random.Random(number), seen)
+        del stream
+        check_nothing_is_left(descriptors)
+
+    check()
+    print(json.dumps({"seen": seen, "most": {}}))  # noqa: T201  (this is its answer)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    logging.getLogger("millstream").setLevel(logging.CRITICAL)
+    faulthandler.dump_traceback_later(float(os.environ["SOAK_LIMIT_SECONDS"]) * 0.9)
+    main()
