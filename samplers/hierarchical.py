@@ -139,7 +139,7 @@ def _grouped(
     if len(numbers) != len(sizes):
         raise ValueError(f"unit_numbers must have one number for each of {len(sizes)} unit_sizes, got {len(numbers)}.")
     if keys is None:
-        if len(np.unique(numbers)) == len(sizes):
+        if len(set(numbers.tolist())) == len(sizes):
             return sizes, None
         chosen = np.arange(ends[-1])
     else:

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, final
 
@@ -310,12 +309,18 @@ def _loaded(path: str) -> Any:
             with np.load(path) as arrays:
                 return dict(arrays)
         return np.load(path, mmap_mode="r") if is_array else path
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except _errors_of_damage() as error:
         # NumPy takes what it cannot read for pickled objects, and advises to load them.
         raise DataSourceError(
             f"Cannot read the arrays of {path!r}: it is damaged, no file of NumPy, or has arrays of Python objects. "
             "Restore it, or write arrays of numbers or fixed-size strings."
         ) from error
+
+
+def _errors_of_damage() -> tuple[type[Exception], ...]:
+    import zipfile  # noqa: PLC0415  (lazy: slow to import, in each worker)
+
+    return ValueError, EOFError, zipfile.BadZipFile
 
 
 def _sequence_length(records: Any) -> int:

@@ -137,7 +137,7 @@ class Objects(Column):
         pass  # pyarrow reads the values.
 
     def _values(self, rows: Rows) -> list[Any]:
-        arrays = {number: rows.chunks[number].column(self._number) for number in np.unique(rows.chunk).tolist()}
+        arrays = {number: rows.chunks[number].column(self._number) for number in set(rows.chunk.tolist())}
         return [
             arrays[chunk][row].as_py() for chunk, row in zip(rows.chunk.tolist(), rows.within.tolist(), strict=True)
         ]
@@ -253,7 +253,7 @@ class ArrowTable:
         """Returns the rows of the given keys, which are numbers from 0."""
         chunk, within = self._pieces.locate(keys)
         if not self._is_described[chunk].all():
-            for number in np.unique(chunk[~self._is_described[chunk]]).tolist():
+            for number in sorted(set(chunk[~self._is_described[chunk]].tolist())):
                 self._describe(number)
         return Rows(self._memory, self._chunks, self._table, chunk, within)
 
