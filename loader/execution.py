@@ -11,7 +11,7 @@ from millstream.configuration import config
 from millstream.core.warn import log_warning
 from millstream.loader import reporting
 from millstream.loader.engine.engine import Budget, Engine, ReadAhead
-from millstream.loader.engine.worker_choice import BATCH_SECONDS, ELEMENT_SECONDS, WorkerChoice
+from millstream.loader.engine.worker_choice import BATCH_SECONDS, ELEMENT_SECONDS, WorkerChoice, widened
 from millstream.loader.measuring import LOADER, Frontend, Profiler
 from millstream.loader.pipeline.calls import Position
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -249,7 +249,8 @@ class Execution:
         """Returns the choice of the number of workers, which is none if workers might compute other bytes."""
         pipeline = self.pipeline
         makes_batches = any(operation.makes_batches for operation in pipeline.operations)
-        choice = WorkerChoice(available_cores(), BATCH_SECONDS if makes_batches else ELEMENT_SECONDS)
+        limit, min_seconds = available_cores(), BATCH_SECONDS if makes_batches else ELEMENT_SECONDS
+        choice = WorkerChoice(limit, min_seconds, widened(self.reading, limit))
         reason = ""
         if self.workers.worker_init_fn is not None:
             reason = "worker_init_fn is not called in this process, which computes batches, too"

@@ -90,8 +90,8 @@ class Insight:
         self._window: tuple[Measurements | None, Measurements | None] = None, None
         self._counter: ComponentCounter | None = None
         self._epoch_counters: weakref.WeakKeyDictionary[Measured, ComponentCounter] = weakref.WeakKeyDictionary()
-        # By the number of workers.
-        self._descriptions: dict[int, LoaderSnapshot] = {}
+        # By the number of workers, and the options of threads.
+        self._descriptions: dict[tuple[int, ReadOptions], LoaderSnapshot] = {}
         self.iterators: weakref.WeakValueDictionary[int, Measured] = weakref.WeakValueDictionary()
         self.streams: Callable[[], Sequence[tuple[str, Insight]]] = tuple
 
@@ -106,11 +106,13 @@ class Insight:
     def _outermost_snapshot(self) -> "LoaderSnapshot":
         choice = self._choice
         workers = self._workers if choice is None else self._workers.of_number(choice.num_workers)
-        if (description := self._descriptions.get(workers.num_workers)) is None:
+        more_reads = None if choice is None or workers.num_workers else choice.reading
+        reading = more_reads or self._reading
+        if (description := self._descriptions.get((workers.num_workers, reading))) is None:
             description = reporting.snapshot.description_of(
-                self._plan, workers, self._reading, self._frontend, self.num_cores
+                self._plan, workers, reading, self._frontend, self.num_cores
             )
-            self._descriptions[workers.num_workers] = description
+            self._descriptions[workers.num_workers, reading] = description
         measured, seconds = self._measured()
         stages = tuple(
             dataclasses.replace(stage, seconds=seconds[stage.label], structure=self._structures.get(stage.label))

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 from millstream.core.signals import is_from_signal_handler
 from millstream.core.warn import log_info, log_warning
-from millstream.loader.engine.engine import Budget, Engine, GivenUp
-from millstream.loader.engine.worker_choice import Window, WorkerChoice
+from millstream.loader.engine.engine import Budget, Engine, GivenUp, ReadAhead
+from millstream.loader.engine.worker_choice import STARVING, Window, WorkerChoice
 from millstream.loader.measuring import ExecutorStatus, Profiler, Scheduling, scheduling_of_threads
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
@@ -78,6 +78,8 @@ class AutoEngine(Engine):
         self._choice = choice
         self._profiler = profiler
         self._is_closed = False
+        self._has_more_reads = False
+        self._widen()
         # The measurements so far, since a time, at which the workers had used this processor time. None before outputs.
         self._window = Window()
         self._since: float | None = None
@@ -182,6 +184,7 @@ class AutoEngine(Engine):
         if workers is None:
             window = self._with_delays(window)
             self._choice.record(window)
+            self._widen()
             self._length = min(2 * self._length, MAX_WINDOW_SECONDS)
             if self._choice.num_workers:
                 self._start()
@@ -193,7 +196,20 @@ class AutoEngine(Engine):
             return
         elif self._before is None and workers.place.are_ready:
             self._choose(workers, window)
+            is_quick = (
+                self._choice.is_settled and window.wait_share > STARVING and window.wait_per_batch < QUICK_SECONDS
+            )
+            if is_quick and self.budget is workers:
+                self._resumes_at, self._since = now + REST_SECONDS, None
+                return
         self._begin_window(time.perf_counter())
+
+    def _widen(self) -> None:
+        """Lets more threads of this process read, if that was chosen."""
+        reading, budget = self._choice.reading, self._budget_here
+        if reading is not None and not self._has_more_reads and isinstance(budget, ReadAhead):
+            self._has_more_reads = True
+            budget.widen(reading)
 
     def _with_delays(self, window: Window) -> Window:
         """Returns a window with the time in which threads that compute had no core, if that matters and is known.

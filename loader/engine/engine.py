@@ -112,6 +112,10 @@ class Budget:
         return taken_call(self.substream.schedule, stage, self.substream.size.blocks, self._feed)
 
 
+WIDE_WINDOWS = 16
+"""The number of windows before the search for a smaller number of threads, after these have become more."""
+
+
 @final
 class ReadAhead(Budget):
     """A share of the buffer of threads, in proportion to demand. The number of calls grows while the consumer waits.
@@ -144,6 +148,11 @@ class ReadAhead(Budget):
         # If consumers of the others have had to wait, this one's would have to as well.
         self.calls_ahead = min(shared.calls_ahead, self._max_calls)
         self._waited = 0.0
+
+    def widen(self, options: ReadOptions) -> None:
+        """Lets more threads read, further ahead. All of them do for some time, because the reads wait."""
+        self._shared.enter(self._costs, options, settled=WIDE_WINDOWS)
+        self._max_calls = max(self._max_calls, options.prefetch_buffer_size)
 
     def call_here(self) -> Call | None:
         stage = self._schedule.next_stage

@@ -76,10 +76,11 @@ class SharedThreads:
         """The number of threads that may work concurrently."""
         return self._concurrency.level
 
-    def enter(self, engine: Any, options: "ReadOptions") -> ReaderThreads:
-        """Adds an engine and returns the threads.
+    def enter(self, engine: Any, options: "ReadOptions", *, settled: int = 0) -> ReaderThreads:
+        """Adds an engine, or changes its options, and returns the threads.
 
-        Their numbers add up. The largest buffer is that of all, within the smallest explicit `max_buffer_bytes`.
+        Their numbers add up. The largest buffer is that of all, within the smallest explicit `max_buffer_bytes`. Their
+        number is `settled` for that number of windows.
         """
         self._asked[engine] = options
         asked = list(self._asked.values())
@@ -88,7 +89,7 @@ class SharedThreads:
         self._default_bytes = self._default_bytes or buffer_budget(None)
         self.max_bytes = min_buffer_bytes(asked) or self._default_bytes
         if num_threads > self._max_threads:
-            self._max_threads, self._concurrency = num_threads, Concurrency(num_threads)
+            self._max_threads, self._concurrency = num_threads, Concurrency(num_threads, settled)
         self._records_read[engine] = 0.0
         readers = self._readers
         if readers is None or readers.is_stopped:
@@ -167,14 +168,19 @@ SETTLED_WINDOWS = 256
 
 @final
 class Concurrency:
-    """Begins with the maximum number of threads, and halves the current `level` while the rate hardly falls."""
+    """Begins with the maximum number of threads, and halves the current `level` while the rate hardly falls.
 
-    def __init__(self, limit: int) -> None:
+    Args:
+        limit: the maximum number of threads.
+        settled: the number of windows before the search begins.
+    """
+
+    def __init__(self, limit: int, settled: int = 0) -> None:
         self.level = limit
         self._limit = limit
         self._level_above = limit
         self._best_rate = 0.0
-        self._settled = 0
+        self._settled = settled
         self._patience = FIRST_SETTLED_WINDOWS
         self._skip = limit
         self._open_window(0.0)

@@ -121,6 +121,16 @@ def test_sixteen_reads_are_in_flight_by_default(worker_count: int) -> None:
         assert reads_in_flight(iterator, 16) == 16
 
 
+def test_with_auto_more_reads_are_in_flight_if_all_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads of this process become as many as those of two workers, and `summary` says so."""
+    monkeypatch.setattr("millstream.loader.engine.auto.WINDOW_SECONDS", 0.0)
+    monkeypatch.setattr("millstream.loader.execution.available_cores", lambda: 2)
+    with loader_of(Storage(32), "Batch", worker_count="auto") as loader:
+        with iter(loader) as iterator:
+            assert reads_in_flight(iterator, 32) == 32
+        assert "up to 32 threads" in str(loader.summary())
+
+
 @pytest.mark.parametrize("kind", [Storage, BatchedStorage])
 @pytest.mark.parametrize("worker_count", [0, 1])
 def test_without_threads_one_read_is_in_flight(kind: type[Storage], worker_count: int) -> None:

@@ -11,7 +11,9 @@ from millstream.loader.engine.worker_choice import (
     TRIAL_SECONDS,
     Window,
     WorkerChoice,
+    widened,
 )
+from millstream.loader.threads.options import ReadOptions
 
 CORES = 16
 SECONDS = TRIAL_SECONDS / 2
@@ -46,16 +48,45 @@ def settled(choice: WorkerChoice, measure: Callable[[int], Window], num_windows:
         (window(0.02, cores=0.2), "waits, too"),
         (window(0.001, trainer=0.02), "of its time"),
         (window(0.9 * BATCH_SECONDS), "hand-over"),
-        (window(0.02, cores=CORES), "none left"),
     ],
-    ids=["sleeping", "hidden by the trainer", "tiny", "all cores in use"],
+    ids=["sleeping", "hidden by the trainer", "tiny"],
 )
 def test_work_that_workers_cannot_shorten_stays(measured: Window, word: str) -> None:
-    """No worker starts for what sleeps, costs no more than a hand-over, is hidden, or uses all cores already."""
+    """No worker starts for what sleeps, costs no more than a hand-over, or is hidden."""
     choice = WorkerChoice(CORES)
 
     assert settled(choice, lambda _: measured) == [0]
     assert word in choice.reason
+
+
+@pytest.mark.parametrize(("cores", "first"), [(0.9, 2), (5.2, 6), (15.8, 16), (17.0, 16)])
+def test_the_first_workers_are_at_least_as_many_as_the_cores_that_threads_use(cores: float, first: int) -> None:
+    """Fewer could not do the work of the threads. If all cores are used, the threads may still hinder each other."""
+    choice = WorkerChoice(CORES)
+    choice.record(window(0.02, cores=cores))
+
+    assert choice.num_workers == first
+
+
+def test_tiny_batches_have_workers_if_these_are_faster() -> None:
+    """A batch of 100 µs is worth a trial, and keeps its workers only if the waits become shorter."""
+    for shorter, number in ((0.8, 2), (0.95, 0)):
+        choice = WorkerChoice(2)
+        numbers = settled(choice, lambda number, shorter=shorter: window(1e-4 * (shorter if number else 1)), 12)  # type: ignore[misc]
+        assert numbers[-1] == number
+
+
+def test_what_waits_has_more_threads_instead_of_workers() -> None:
+    """As many as four workers would have, or one for each core; none if the program has chosen their number."""
+    for cores, number in ((1, None), (2, 32), (16, 64)):
+        reading = widened(ReadOptions(), cores)
+        assert (None if reading is None else reading.num_threads) == number
+    assert widened(ReadOptions(num_threads=8), CORES) is None
+
+    for measured, reading in ((window(0.02, cores=0.2), widened(ReadOptions(), 2)), (STARVED, None)):
+        choice = WorkerChoice(2, more_reads=widened(ReadOptions(), 2))
+        choice.record(measured)
+        assert choice.reading == reading
 
 
 def test_threads_that_lack_cores_compute() -> None:
