@@ -268,5 +268,8 @@ def test_what_cannot_change_at_run_time_is_refused() -> None:
         batches.skip(left)
         assert (list(batches), len(batches), batches.step) == ([], 0, 0)
     chain = millstream.MapDataset.range(8).to_iter_dataset().batch(2)
-    with millstream.device_put(iter(chain), jax.devices()[0]) as batches, pytest.raises(TypeError, match="has no skip"):
-        batches.skip(1)
+    with (
+        millstream.device_put(iter(chain), jax.devices()[0]) as batches,
+        pytest.raises(TypeError, match="has no reweight"),
+    ):
+        batches.reweight([1, 2])
