@@ -283,7 +283,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         return visualized(caller, make, lambda: repr(self._traced()), lambda: self._traced()._repr_html_())
 
     def _traced(self) -> "DataLoader":
-        with contextlib.suppress(Exception):  # A pipeline that fails, does so at its first batch.
+        with contextlib.suppress(Exception):  # The first batch raises it again.
             self.trace()
         return self
 

@@ -369,7 +369,7 @@ class DeviceIterator(Inspectable, ResumableIterator):
     def skip(self, count: int) -> None:
         """Moves on by `count` batches that are not trained on, as the iterator's own `skip`.
 
-        `step` stays, except for a chain, of which it counts them.
+        `step` stays. The step of a chain counts them.
 
         Args:
             count: the number of batches, from 0 on.

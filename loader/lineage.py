@@ -78,7 +78,7 @@ class Lineage:
             raise IndexError(f"step {step} does not exist: this DataLoader yields no batch.")
         if not 0 <= step < shard.block_limit:
             raise IndexError(f"step must be between 0 and {shard.block_limit - 1}, the last batch, got {step}.")
-        origins = _in_neutral_thread(functools.partial(self._plan.lookups.locate, step, step + 1))
+        origins = _in_neutral_thread(functools.partial(shard.locator.locate, step, step + 1))
         keys = origins.record_key.copy()
         if (chain := self._plan.pipeline.view.origins) is not None:
             keys = chain.record_keys(keys_in_epochs(self._plan.pipeline, origins))

@@ -392,7 +392,7 @@ class Inspectable:
         return self.insight.preview(num_batches, rows=rows, decode=decode, classes=classes, **options)
 
     def _preview_options(self) -> dict[str, Any]:
-        """Returns arguments of `Insight.preview` for pipelines that are not like those that the user wrote."""
+        """Returns arguments of `Insight.preview` for a pipeline that differs from the one that the user wrote."""
         return {}
 
     def report(self, path: "str | Path") -> "Path":
@@ -526,7 +526,7 @@ def visualized(
 ) -> IteratorT:
     """Returns a new iterator, and shows a diagram of its pipeline if the settings ask for one.
 
-    Iterators that the library makes for itself have none, nor have those that an iterator draws from.
+    Iterators that the library opens for itself, such as those below another one, have none.
     """
     folder = config.py_dataset_visualization_output_dir
     if folder is None or _is_opening.get() or caller.f_globals.get("__name__", "").split(".")[0] == "millstream":

@@ -148,7 +148,7 @@ PACKAGES = {"PIL": "pillow"}
 
 
 def test_every_page_says_what_its_blocks_need() -> None:
-    """What a block imports comes with Python or millstream, or the page says how to install it."""
+    """The imports of a block come with Python or millstream, or the page says how to install them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {
         extra: {re.split(r"[>=\[; ]", requirement)[0] for requirement in requirements}

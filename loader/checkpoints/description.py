@@ -353,7 +353,7 @@ class _Writer:
         return [self.text(value[row]) for row in range(0, len(value), step)]
 
     def _unordered(self, value: Any) -> list[str]:
-        # Each process has another order: what is too large to be read completely counts by its size.
+        # The order differs by process: what is too large to be read completely is described by its size.
         items = value.items() if isinstance(value, dict) else ((item,) for item in value)
         texts = [": ".join(map(self.text, item)) for item in items] if len(value) <= self._limit else []
         return sorted(texts) if len(texts) == len(value) and self._budget >= 0 else [self._as_content(f"{len(value)}")]

@@ -260,7 +260,7 @@ def unreadable(cause: str) -> CheckpointError:
 
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=lambda value: type(value).__name__)
-"""Encodes values as JSON. Of those that JSON cannot hold, in a state that never leaves memory, the type counts."""
+"""Encodes values as JSON. Values that JSON cannot hold, in states that never leave memory, become names of types."""
 
 
 def _canonical(value: Any) -> str:

@@ -6,7 +6,7 @@ two tiers, identity and content (see `description`). Each text has the path by w
 
 A loader runs on copies of its operations and its sampler, whether it computes in this thread, in others or in worker
 processes. So a later change of an attribute reaches none of them, and an operation that changes itself, for instance by
-counting its calls, changes its copy. That is why any change of the user's own objects is one that the user has made.
+counting its calls, changes its copy. Any change of the user's own objects was therefore made by the user.
 What a description calls identity is copied: the attributes of operations, and the containers, small arrays and objects
 of the user's classes that they hold. Everything else is shared: large arrays and containers, functions, locks, files,
 and objects of libraries. So is an object that cannot be copied without its class, or that has a `__del__`.

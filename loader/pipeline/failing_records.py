@@ -8,7 +8,7 @@ If no operation before the first Batch drops, splits or regroups, records keep t
 then replaced by the next key that works, in key order. Otherwise, all elements of the record are dropped. Both are pure
 functions of the record: threads, workers and call sizes do not matter.
 
-A failure counts when the training loop has got past it, not when a thread or worker made it in advance.
+A failure is counted once it is delivered to the training loop, not when a thread or worker finds it in advance.
 """
 
 import itertools

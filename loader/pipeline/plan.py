@@ -31,7 +31,7 @@ from millstream.loader.pipeline.elements import (
     seed_of,
 )
 from millstream.loader.pipeline.failing_records import ErrorLog, KeyCycle, with_substitutes, without_failures
-from millstream.loader.pipeline.order import Locator, max_batches
+from millstream.loader.pipeline.order import max_batches
 from millstream.loader.pipeline.pipeline import Pipeline, check_global_batch, check_groupings
 from millstream.loader.pipeline.shards import Partition, first_dynamic
 from millstream.loader.pipeline.stages import Instrument, LogicalShard, compile_stages, records_per_block, split_stages
@@ -204,11 +204,6 @@ class Plan:
 
     def locate(self, start: int, stop: int, shard: int = 0) -> Origins:
         return self._locators[shard].locate(start, stop)
-
-    @property
-    def lookups(self) -> Locator:
-        """The locator of the first logical shard for lookups by people, which take no time of the pipeline."""
-        return self.shards[0].locator
 
     def make(
         self, request: Request, allocate: Allocate, prepare_blocks: Callable[..., Elements] | None = None
