@@ -25,6 +25,12 @@ STARVING = 0.1
 COMPUTING = 0.5
 """This process computes if it uses more than this number of cores while the trainer waits, or would if it got them."""
 
+FULL = 0.9
+"""Threads use all cores if they use this share of them while the trainer waits."""
+
+FULL_SECONDS = 1.0
+"""The time for which such threads are left alone: there may be too many, and the search for fewer takes this long."""
+
 BATCH_SECONDS = 75e-6
 """The processor time of a batch that may be worth its hand-over. If many batches are sent together, that takes 20 µs in
 the trainer: two workers deliver tiny batches of 100 µs 1.25 times as fast.
@@ -164,6 +170,7 @@ class WorkerChoice:
         self._num_trials = 0
         self._trial = Window()
         self._pause, self._next_pause = 0.0, PAUSE_SECONDS
+        self._full_seconds = 0.0
 
     @property
     def text(self) -> str:
@@ -235,6 +242,9 @@ class WorkerChoice:
             self.reason = (
                 f"{waits}, but computes a batch in {number_of_ms(each)} ms, little more than a hand-over takes"
             )
+        elif window.cores >= FULL * self.limit and self._full_seconds < FULL_SECONDS:
+            self._full_seconds += window.seconds
+            self.reason = f"{computes} of {self.limit}"
         else:
             self._tried = 0, window.wait_per_batch
             first = max(FIRST_WORKERS, math.ceil(window.cores))

@@ -52,6 +52,7 @@ class ReadOptions:
             source has batched reads; in a mixture, those of one source. Workers have several calls in flight only if
             reads wait for storage, and run operations in one thread unless the source reads record by record. Quick
             work, such as records before a Filter or small batches of packed rows, is done several blocks per call.
+            `worker_count="auto"` reads with up to 64 if reads wait and this is the default.
         prefetch_buffer_size: the maximum number of records that are ready or in work ahead of the consumer, rounded up
             to whole blocks (a block is one batch), and at least two blocks, so that one is computed while another
             waits. Example: batches of 64 images of 200 KB, with the default of 500 records, need at most

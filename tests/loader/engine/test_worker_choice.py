@@ -6,6 +6,7 @@ import pytest
 
 from millstream.loader.engine.worker_choice import (
     BATCH_SECONDS,
+    FULL_SECONDS,
     PAUSE_SECONDS,
     REST_SECONDS,
     TRIAL_SECONDS,
@@ -59,21 +60,33 @@ def test_work_that_workers_cannot_shorten_stays(measured: Window, word: str) -> 
     assert word in choice.reason
 
 
+def test_threads_that_use_all_cores_are_compared_once_they_are_as_few_as_needed() -> None:
+    """What the first second shows is slower than what follows, and workers must shorten the waits that follow."""
+    for with_workers, number in ((window(0.012), 0), (window(0.008), 2)):
+        choice, start, later = WorkerChoice(2), window(0.02, cores=2.0), window(0.01, cores=2.0)
+        seconds = 0.0
+        while not choice.num_workers:
+            choice.record(start if seconds < FULL_SECONDS else later)
+            seconds += start.seconds
+        assert seconds > FULL_SECONDS
+        measured = {0: later, 2: with_workers}
+        assert settled(choice, measured.__getitem__, 12)[-1] == number
+
+
 @pytest.mark.parametrize(("cores", "first"), [(0.9, 2), (5.2, 6), (15.8, 16), (17.0, 16)])
 def test_the_first_workers_are_at_least_as_many_as_the_cores_that_threads_use(cores: float, first: int) -> None:
     """Fewer could not do the work of the threads. If all cores are used, the threads may still hinder each other."""
     choice = WorkerChoice(CORES)
-    choice.record(window(0.02, cores=cores))
+    numbers = settled(choice, lambda number: window(0.02 / (1 + number), cores=cores), 4)
 
-    assert choice.num_workers == first
+    assert numbers[1] == first
 
 
 def test_tiny_batches_have_workers_if_these_are_faster() -> None:
     """A batch of 100 µs is worth a trial, and keeps its workers only if the waits become shorter."""
-    for shorter, number in ((0.8, 2), (0.95, 0)):
-        choice = WorkerChoice(2)
-        numbers = settled(choice, lambda number, shorter=shorter: window(1e-4 * (shorter if number else 1)), 12)  # type: ignore[misc]
-        assert numbers[-1] == number
+    for with_workers, number in ((window(0.8e-4), 2), (window(0.95e-4), 0)):
+        measured = {0: window(1e-4), 2: with_workers}
+        assert settled(WorkerChoice(2), measured.__getitem__, 12)[-1] == number
 
 
 def test_what_waits_has_more_threads_instead_of_workers() -> None:
