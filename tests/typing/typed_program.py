@@ -233,6 +233,27 @@ def streamed_chains() -> None:
     stream.batch(8, pad_remainder=True).mp_prefetch(2)
 
 
+def tools() -> None:
+    """What is computed once, written, checked or shared over a mesh."""
+    source = millstream.ArrayRecordDataSource("a")
+    assert_type(millstream.surviving_keys(source, [millstream.Filter[bytes](bool)]), NDArray[np.int64])
+    assert_type(millstream.convert(source, "b.array_record", num_shards=2), list[str])
+    assert_type(millstream.split([1, 2], {"train": 1.0}, seed=0), dict[str, millstream.MapDataset[Any]])
+    decode = millstream.decode_example({"label": millstream.FixedLengthFeature((), np.int64)})
+    assert_type(decode, millstream.Map[Any, Any])
+    assert_type(millstream.encode_example({"label": 1}), bytes)
+    millstream.CachedDataSource(source, "cache", max_bytes=1 << 30)
+    millstream.testing.check_source(source)
+    millstream.testing.check_sampler(millstream.WeightedSampler([1.0, 2.0], seed=0))
+    millstream.testing.check_operation(Decode(), [b"a"])
+    millstream.testing.check_iterator(lambda: iter(millstream.load([1], batch_size=1)), limit=3)
+    mesh = jax.make_mesh((1,), ("data",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    shard = millstream.ShardBySharding(sharding, 8, drop_remainder=True)
+    assert_type(shard, millstream.ShardBySharding)
+    millstream.load(source, shard_options=shard, global_batch_size=8, worker_init_fn=lambda _, __: None)
+
+
 def errors() -> None:
     """Each line is an error that both checkers find: where one does not, it complains of the comment."""
     numbers = millstream.MapDataset.range(10)
