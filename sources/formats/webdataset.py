@@ -41,6 +41,9 @@ _PAX_RECORD = re.compile(rb"(\d{1,18}) ")
 _SKIPPED_FOLDER = re.compile(r"__[^/]*__/")
 """Folders at the top of an archive that `webdataset` skips."""
 
+_Extended = tuple[str | None, int | None]
+"""The name and the size that extensions give a member; None for those in its header."""
+_NOT_EXTENDED: _Extended = None, None
 _TarFile = tuple[str, int, int, int, int, int]
 """A regular file in an archive. A plain tuple, because each record that is read has several.
 
@@ -189,45 +192,50 @@ def _tar_files(read: Callable[[int, int], bytes], stop: int, *, checks_headers: 
     `read` returns the bytes from an offset on, fewer than requested only at the end. If the checksums of headers are
     compared (data have none), the archive must also end with zeros, as one that was not cut short does.
     """
-    offset, start = 0, 0
-    long_name, long_size = None, None  # From the extensions of the next member.
-    is_ended, number = False, 0
+    # The member at `offset` begins at `start`, with its extensions, which have the name and the size of it.
+    offset, start, extended = 0, 0, _NOT_EXTENDED
+    archive, is_ended = 0, False
     while offset < stop:
         header = read(offset, _BLOCK_BYTES)
         if header == _ZEROS:
             is_ended, offset = True, offset + _BLOCK_BYTES
             start = offset
             continue
-        number += is_ended
+        # Whatever follows the zeros at the end of an archive is another one.
+        archive += is_ended
         is_ended = False
         if len(header) < _BLOCK_BYTES or (checks_headers and not _is_header(header)):
             raise _TarError(f"there is no header of a member at byte {offset:,}")
-        kind = header[156]
-        is_extension = kind in _EXTENSION_TYPES
-        name = _name(header) if long_name is None or is_extension else long_name
-        size = _number(header[124:136]) if long_size is None or is_extension else long_size
-        is_file = kind in _REGULAR_TYPES and name[-1:] != "/"
-        if kind == _SPARSE_TYPE:
-            raise _TarError(
-                f"the member at byte {offset:,} is a sparse file, which is not supported. Write it without --sparse"
-            )
-        # Links, folders and devices have no data, whatever their size field is.
-        if not is_file and ord("1") <= kind <= ord("6"):
-            size = 0
+        kind, name, size, is_file = _member(header, offset, extended)
         data = offset + _BLOCK_BYTES
         if data + size > stop:
             raise _TarError(f"{name!r}, at byte {start:,}, ends beyond it")
         offset = data + size + -size % _BLOCK_BYTES
-        if is_extension:
-            content = read(data, min(size, _MAX_EXTENSION_BYTES + 1))
-            long_name, long_size = _extended(kind, content, long_name, long_size)
+        if kind in _EXTENSION_TYPES:
+            extended = _extended(kind, read(data, min(size, _MAX_EXTENSION_BYTES + 1)), *extended)
             continue
         if is_file:
-            yield name, start, data, size, offset, number
-        start = offset
-        long_name, long_size = None, None
+            yield name, start, data, size, offset, archive
+        start, extended = offset, _NOT_EXTENDED
     if checks_headers and not is_ended:
         raise _TarError("the zeros at its end are missing")
+
+
+def _member(header: bytes, offset: int, extended: _Extended) -> tuple[int, str, int, bool]:
+    """Returns the type of the member at an offset, its name, the size of its data, and True if it is a regular file."""
+    kind = header[156]
+    if kind == _SPARSE_TYPE:
+        raise _TarError(
+            f"the member at byte {offset:,} is a sparse file, which is not supported. Write it without --sparse"
+        )
+    # An extension has its own name and size.
+    long_name, long_size = _NOT_EXTENDED if kind in _EXTENSION_TYPES else extended
+    name = _name(header) if long_name is None else long_name
+    size = _number(header[124:136]) if long_size is None else long_size
+    is_file = kind in _REGULAR_TYPES and name[-1:] != "/"
+    # Links, folders and devices have no data, whatever their size field is.
+    has_data = is_file or not ord("1") <= kind <= ord("6")
+    return kind, name, size if has_data else 0, is_file
 
 
 def _is_header(header: bytes) -> bool:
@@ -256,7 +264,7 @@ def _number(field: bytes) -> int:
     return int(digits or b"0", 8)
 
 
-def _extended(kind: int, content: bytes, name: str | None, size: int | None) -> tuple[str | None, int | None]:
+def _extended(kind: int, content: bytes, name: str | None, size: int | None) -> _Extended:
     """Returns the name and the size of the next member: those of an extension, else the given ones."""
     if len(content) > _MAX_EXTENSION_BYTES:
         raise _TarError(f"an extended header has more than {_MAX_EXTENSION_BYTES:,} bytes")
@@ -265,7 +273,7 @@ def _extended(kind: int, content: bytes, name: str | None, size: int | None) -> 
     return _pax(content, name, size) if kind == _PAX_TYPE else (name, size)
 
 
-def _pax(content: bytes, name: str | None, size: int | None) -> tuple[str | None, int | None]:
+def _pax(content: bytes, name: str | None, size: int | None) -> _Extended:
     """Returns the same for a pax member."""
     offset = 0
     while offset < len(content) and content[offset]:
