@@ -24,7 +24,7 @@ from millstream.sources.base import (
     is_mapped,
     items_at,
 )
-from millstream.sources.digests import FINGERPRINT_RECORDS, updated_crc
+from millstream.sources.digests import FINGERPRINT_RECORDS, spread_keys, updated_crc
 from millstream.sources.pieces import Cut, cut
 from millstream.sources.source_checks import advice_for, batched_read_of, check_range, is_numbered
 
@@ -201,11 +201,9 @@ class InMemoryDataSource(RenderedSource):
             terms = [f"InMemory records={self._num_records}"]
             if self._is_columns:
                 terms += [f"{name or 'rows'}={c.dtype}{list(c.shape[1:])}" for name, c in _named_columns(self._records)]
-            count = min(FINGERPRINT_RECORDS, self._num_records)
             crc = 0
-            for key in np.linspace(0, self._num_records - 1, count).tolist():
-                # From 2**53 records on, the last key may be rounded up.
-                crc = updated_crc(crc, self[min(int(key), self._num_records - 1)])
+            for key in spread_keys(self._num_records, FINGERPRINT_RECORDS):
+                crc = updated_crc(crc, self[key])
             self._fingerprint = " ".join([*terms, f"crc32={crc:08x}"])
         return self._fingerprint
 

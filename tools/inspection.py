@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.loader.reporting.snapshot import bytes_text
+from millstream.sources.digests import spread_keys
 from millstream.sources.file_formats import FileFormat
 from millstream.sources.files.multi_file import FileRecords
 from millstream.sources.files.offset_index import Placement
@@ -92,8 +93,8 @@ def _record_sizes(source: Any) -> tuple[NDArray[np.int64], bool] | None:
         return source.span_sizes(), True
     if not isinstance(source[0], bytes | str):
         return None  # If records are read in units, each of the sample would be in another unit.
-    keys = np.unique(np.linspace(0, len(source) - 1, _SAMPLE, dtype=np.int64))
-    records = source.__getitems__(keys.tolist())
+    keys = spread_keys(len(source), _SAMPLE)
+    records = source.__getitems__(keys)
     if not all(isinstance(record, bytes | str) for record in records):
         return None
     return np.array([len(record) for record in records], np.int64), len(keys) == len(source)

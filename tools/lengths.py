@@ -14,6 +14,7 @@ from millstream.loader.pipeline.pipeline import Operations, check_operations
 from millstream.samplers import SequentialSampler
 from millstream.sharding import NoSharding
 from millstream.sources import DataSource, MegatronDataSource
+from millstream.sources.digests import spread_keys
 from millstream.sources.files.offset_index import DamagedIndexError, IndexKey, Placement, find_offsets, store_offsets
 from millstream.sources.files.paths import FileIdentity
 from millstream.sources.files.progress import Progress
@@ -163,7 +164,7 @@ def _are_valid(
     stored: NDArray[np.int64], source: DataSource[Any], operations: list[Transformation], options: ReadOptions | None
 ) -> bool:
     """Returns True if a sample of the records, counted again, has the stored lengths."""
-    keys = np.unique(np.linspace(0, len(source) - 1, _COMPARED_RECORDS, dtype=np.int64))
+    keys = np.array(spread_keys(len(source), _COMPARED_RECORDS))
     found = _count_tokens(source, operations, 0, options, keys)
     if differing := np.flatnonzero(found != stored[keys]).tolist():
         key = keys[differing[0]]

@@ -39,7 +39,6 @@ MAX_DEPTH = 8
 
 _INTEGERS = range(-(1 << 63), 1 << 63)
 _LIMIT = 1 << 32
-_DIMENSION = struct.Struct("<I")
 
 
 def layout_of(value: Any, depth: int = MAX_DEPTH) -> Layout | None:  # noqa: PLR0911  (a kind each)

@@ -43,6 +43,7 @@ from millstream.loader.checkpoints.description import (
 from millstream.samplers import Sampler
 from millstream.samplers.balanced import BalancedSampler
 from millstream.samplers.mixtures.mixture import MixtureSampler
+from millstream.sources.digests import spread_keys
 from millstream.transforms import (
     Batch,
     Filter,
@@ -214,7 +215,7 @@ def add_source(found: Description, path: str, source: Any) -> None:
         found.content |= _summarized(texts, f"{path}.content", MAX_MARKS)
     elif type(source) in (list, tuple, np.ndarray):
         kind = f"{source.dtype} array {source.shape}" if isinstance(source, np.ndarray) else type(source).__name__
-        rows = np.linspace(0, len(source) - 1, min(len(source), SAMPLE_SIZE), dtype=np.int64).tolist()
+        rows = spread_keys(len(source), SAMPLE_SIZE)
         found.identity[path] = f"{len(source)} records of {kind} {crc_of(text_of(source[row]) for row in rows)}"
     elif type(source) is range:
         found.identity[path] = f"{len(source)} records of {source}"

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from millstream.core.closing import Closing
 from millstream.errors import DataSourceError
 from millstream.sources.base import RecordKeys, RenderedSource, checked_record_key, checked_record_keys
-from millstream.sources.digests import digest, digest_of
+from millstream.sources.digests import digest, digest_of, spread_keys
 from millstream.sources.files.byte_files import LocalFile, identify, state_of
 from millstream.sources.files.compression import refuse_compressed_name
 from millstream.sources.files.file_cache import FileCache, LocalCopy
@@ -45,7 +45,7 @@ MAX_OPEN_FILES = 512
 INSPECTION_THREADS = 16
 """The number of files that a constructor inspects concurrently: on network storage each takes a few round trips."""
 
-_MARKED_FILES = 64
+MARKED_FILES = 64
 """The maximum number of files in a digest of their content; of more files, evenly spread ones."""
 
 _END_BYTES = 4096
@@ -161,7 +161,7 @@ class Files(RenderedSource, Closing, Generic[FileT]):
     def content_marks(self) -> dict[str, str]:
         """Returns digests of file ends and of versions of objects. A checkpoint warns if they differ."""
         if self._marks is None:
-            sample = [self._paths[row] for row in sampled_rows(len(self._paths))]
+            sample = [self._paths[row] for row in spread_keys(len(self._paths), MARKED_FILES)]
             self._marks = marks_of_files((path, self._identities[path]) for path in sample)
         return self._marks
 
@@ -288,12 +288,6 @@ def reading_error(error: OSError, path: str, position: int, key: int) -> DataSou
     if error.errno in OUT_OF_DESCRIPTORS:
         reason += " Raise the limit (`ulimit -n`) or close other files: no source has an idle file to close."
     return DataSourceError(f"Cannot read record {position} of {path!r} (record key {key}): {reason}")
-
-
-def sampled_rows(count: int) -> list[int]:
-    """Returns the numbers of the files, of `count`, whose content is in a digest."""
-    # Not np.unique, which imports np.ma, in 6 ms.
-    return sorted(set(np.linspace(0, count - 1, _MARKED_FILES, dtype=np.int64).tolist()))
 
 
 def marks_of_paths(paths: Sequence[str]) -> dict[str, str]:

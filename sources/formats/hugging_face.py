@@ -14,7 +14,7 @@ from millstream.errors import DataSourceError
 from millstream.sources.arrow.columns import Column, Rows
 from millstream.sources.arrow.tables import ArrowTable, Decoded, dicts_or_error, records_of
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
-from millstream.sources.digests import FINGERPRINT_RECORDS, updated_crc
+from millstream.sources.digests import FINGERPRINT_RECORDS, spread_keys, updated_crc
 from millstream.sources.files.byte_files import identify
 from millstream.sources.files.paths import absolute_path, resolve_paths
 from millstream.sources.reads import explained
@@ -105,7 +105,7 @@ class HuggingFaceDataSource(ReadsBatches):
         Images and other encoded values count in their encoded form.
         """
         columns = self._opened().data.columns
-        keys = np.linspace(0, self._num_records - 1, min(FINGERPRINT_RECORDS, self._num_records), dtype=np.int64)
+        keys = np.array(spread_keys(self._num_records, FINGERPRINT_RECORDS))
         crc = 0
         for record in dicts_or_error(columns, self._rows_or_error(keys), keys, self._row_error):
             crc = updated_crc(crc, record)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from millstream.core.checks import as_flag
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_key, checked_record_keys
-from millstream.sources.digests import digest
+from millstream.sources.digests import digest, spread_keys
 from millstream.sources.file_formats import IMAGE_EXTENSIONS
 from millstream.sources.files.byte_files import identify, prefetch_file, refuse_placeholder
-from millstream.sources.files.multi_file import INSPECTION_THREADS, marks_of_paths, reading_error, sampled_rows
+from millstream.sources.files.multi_file import INSPECTION_THREADS, MARKED_FILES, marks_of_paths, reading_error
 from millstream.sources.files.open_files import in_threads
 from millstream.sources.files.paths import FileIdentity, absolute_path, common_folder, list_keys, resolve_paths
 from millstream.sources.remote.object_stores import WholeObjects
@@ -109,7 +109,7 @@ class FileDataSource(ReadsBatches):
         A checkpoint warns if they differ. Files that cannot be read are left out.
         """
         if self._marks is None:
-            self._marks = marks_of_paths([self._path(row) for row in sampled_rows(len(self))])
+            self._marks = marks_of_paths([self._path(row) for row in spread_keys(len(self), MARKED_FILES)])
         return self._marks
 
     def _digest_of_names(self, *others: bytes) -> str:

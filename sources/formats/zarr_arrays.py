@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from millstream.core.checks import as_integer
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
-from millstream.sources.digests import digest_of
+from millstream.sources.digests import digest_of, spread_keys
 from millstream.sources.files.byte_files import prefetch_file
 from millstream.sources.files.compression import zstandard_library
-from millstream.sources.files.multi_file import marks_of_paths, sampled_rows
+from millstream.sources.files.multi_file import MARKED_FILES, marks_of_paths
 from millstream.sources.files.paths import absolute_path
 from millstream.sources.keyed_pool import UnitCache
 from millstream.sources.memory import records_of_arrays
@@ -503,7 +503,7 @@ def _chunks(array: Any, path: str) -> list[str]:
     """Returns the paths of files of chunks of a local array, evenly spread ones, which need not exist."""
     grid = _grid(array)
     counts = [-(-length // size) for length, size in zip(grid.shape, grid.sizes, strict=True)]
-    rows = sampled_rows(math.prod(counts)) if all(counts) else []
+    rows = spread_keys(math.prod(counts), MARKED_FILES)
     return [
         f"{path}/{grid.file(cell)}"
         for cell in zip(*map(np.ndarray.tolist, np.unravel_index(rows, counts)), strict=True)
