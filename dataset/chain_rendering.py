@@ -10,7 +10,6 @@ from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import Source
 from millstream.dataset.step import Step, folded
 from millstream.loader.pipeline.steps import MAX_HELD_RECORDS, may_depend_on_thread
-from millstream.loader.reporting.preview import element_text
 
 SHOWN_PARENTS = 8
 """Maximum number of parents that are shown; the others are counted."""
@@ -101,6 +100,7 @@ def _own_lines(sketch: Sketch) -> Iterator[str]:
 
 def sketch_of(end: Step, first: Callable[[Step], Any] | None = None) -> Sketch:
     """Returns the chain of a step. With `first`, which computes the first element of a step, those are described."""
+    from millstream.loader.reporting.preview import element_text  # noqa: PLC0415  (lazy: slow, and workers import this)
 
     def sketch(step: Step, parents: list[Sketch]) -> Sketch:
         element = "" if first is None else element_text(lambda: first(step))

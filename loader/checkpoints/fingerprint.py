@@ -16,12 +16,12 @@ import copy
 import copyreg
 import dataclasses
 import functools
+import os
 import re
 import sys
 import sysconfig
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
@@ -453,7 +453,7 @@ def _is_users(name: str) -> bool:
     if file is None:
         return name not in sys.builtin_module_names
     folders = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return "-packages" not in file and not any(Path(file).is_relative_to(folder) for folder in folders)
+    return "-packages" not in file and not any(file.startswith(os.path.join(folder, "")) for folder in folders)  # noqa: PTH118
 
 
 class _Copies:

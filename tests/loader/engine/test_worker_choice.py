@@ -61,7 +61,7 @@ def test_work_that_workers_cannot_shorten_stays(measured: Window, word: str) -> 
 
 
 def test_threads_that_use_all_cores_are_compared_once_they_are_as_few_as_needed() -> None:
-    """What the first second shows is slower than what follows, and workers must shorten the waits that follow."""
+    """The first second is slower than the next ones, and workers must shorten the waits of these."""
     for with_workers, number in ((window(0.012), 0), (window(0.008), 2)):
         choice, start, later = WorkerChoice(2), window(0.02, cores=2.0), window(0.01, cores=2.0)
         seconds = 0.0
