@@ -25,16 +25,13 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from millstream.core.checks import as_integer
 from millstream.core.trace_annotations import WAIT, annotation
 from millstream.errors import WorkerStalledError
 from millstream.loader.agreed_ends import AGREE, AgreedEnds, Pending
 from millstream.loader.checkpoints.checkpointable import Checkpointable, ResumableIterator
 from millstream.loader.device_placement import Agreement, Device, Placement, leaves_of
-from millstream.loader.lineage import Composition
+from millstream.loader.lineage import RunLineage, RunRecords
 from millstream.loader.measuring import Profiler
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.threads.waiting import SLICE_SECONDS, StallClock, TimedQueue
@@ -198,7 +195,7 @@ def device_put(
     )
 
 
-class DeviceIterator(Inspectable, ResumableIterator):
+class DeviceIterator(RunRecords, Inspectable, ResumableIterator):
     """Yields the batches of a loader or chain on the device, and knows its position among them.
 
     `device_put` returns it. Each batch has the structure that the loader yields, with `jax.Array`s as leaves, of the
@@ -268,6 +265,11 @@ class DeviceIterator(Inspectable, ResumableIterator):
     def insight(self) -> Insight:
         insight: Insight = self._iterator.insight
         return insight
+
+    @property
+    def lineage(self) -> RunLineage:
+        lineage: RunLineage = self._method("lineage")
+        return lineage
 
     def __len__(self) -> int:
         """Returns the number of batches left.
@@ -393,37 +395,6 @@ class DeviceIterator(Inspectable, ResumableIterator):
             ValueError: as `DataLoaderIterator.reweight`.
         """
         self._move_from_here("reweight", weights)
-
-    def record_keys(self, step: int) -> NDArray[np.int64]:
-        """Returns the keys of the records of a step of the run, as `DataLoaderIterator.record_keys`.
-
-        Args:
-            step: the number of the step, from 0.
-        """
-        keys: NDArray[np.int64] = self._method("record_keys")(step)
-        return keys
-
-    def steps_of(self, keys: Any, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
-        """Returns the steps of the run that contain records, as `DataLoaderIterator.steps_of`.
-
-        Args:
-            keys: record keys, shape (m,).
-            start: the first step to include.
-            stop: the first step to exclude; None for the end of the order.
-        """
-        steps: NDArray[np.int64] = self._method("steps_of")(keys, start, stop)
-        return steps
-
-    def composition(self, start: int = 0, stop: int | None = None, *, lengths: Any = None) -> Composition:
-        """Returns the composition of steps of the run, as `DataLoaderIterator.composition`.
-
-        Args:
-            start: the first step to include.
-            stop: the first step to exclude; None for the end of the order.
-            lengths: the number of tokens of each record, by record key; None if rows are packed, or tokens unknown.
-        """
-        composition: Composition = self._method("composition")(start, stop, lengths=lengths)
-        return composition
 
     def close(self) -> None:
         """Ends the thread, closes the iterator that it draws from, and frees staged batches, within 2 s. Idempotent.

@@ -248,6 +248,46 @@ class RunLineage:
         return _PlanLineage(Plan(_of_global_batch(pipeline, segment.global_batch, pipeline.shard)))
 
 
+class RunRecords:
+    """An iterator of a loader, which knows the records of the steps of its run."""
+
+    @property
+    def lineage(self) -> RunLineage:
+        """The records of the steps of the run, which the methods below ask."""
+        raise NotImplementedError
+
+    def record_keys(self, step: int) -> NDArray[np.int64]:
+        """Returns the keys of the records of this shard's batch at a step of the run, as `DataLoader.record_keys`.
+
+        Steps are those of training: batches that were skipped are not counted, and steps before a change of the global
+        batch had that size.
+
+        Args:
+            step: the number of the step, from 0.
+        """
+        return self.lineage.record_keys(step)
+
+    def steps_of(self, keys: Any, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
+        """Returns the steps of the run whose global batches contain records, as `DataLoader.steps_of`.
+
+        Args:
+            keys: record keys, shape (m,).
+            start: the first step to include.
+            stop: the first step to exclude; None for the end of the order.
+        """
+        return self.lineage.steps_of(keys, start, stop)
+
+    def composition(self, start: int = 0, stop: int | None = None, *, lengths: Any = None) -> "Composition":
+        """Returns the composition of the steps [start, stop) of the run, as `DataLoader.composition`.
+
+        Args:
+            start: the first step to include.
+            stop: the first step to exclude; None for the end of the order.
+            lengths: the number of tokens of each record, by record key; None if rows are packed, or tokens unknown.
+        """
+        return self.lineage.composition(start, stop, lengths=lengths)
+
+
 def _of_global_batch(pipeline: Pipeline, global_batch: int, shard: ShardOptions) -> Pipeline:
     """Returns a 1:1 pipeline with another global batch: the size of its last Batch is another one."""
     numbers = [number for number, operation in enumerate(pipeline.operations) if isinstance(operation, Batch)]

@@ -5,9 +5,6 @@ import functools
 import json
 from typing import Any, NamedTuple, final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from millstream.core.checks import as_integer
 from millstream.core.warn import log_warning
 from millstream.errors import CheckpointError
@@ -15,7 +12,7 @@ from millstream.loader.checkpoints.checkpointable import Exclusive
 from millstream.loader.checkpoints.fingerprint import Declared
 from millstream.loader.checkpoints.state import Run, Stream, count_outputs, fingerprint_of_pipeline, stream_of
 from millstream.loader.execution import Execution
-from millstream.loader.lineage import Composition, RunLineage
+from millstream.loader.lineage import RunLineage, RunRecords
 from millstream.loader.pipeline.calls import Cursor, Position
 from millstream.loader.pipeline.elements import seed_of
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -65,7 +62,7 @@ class Beginning(NamedTuple):
     declared: Declared | None = None
 
 
-class RunningIterator(Measured, Exclusive):
+class RunningIterator(Measured, RunRecords, Exclusive):
     """An iterator whose run may change: the part of `DataLoaderIterator` that knows its history."""
 
     _beginning: Beginning
@@ -239,39 +236,7 @@ class RunningIterator(Measured, Exclusive):
 
     @property
     def lineage(self) -> RunLineage:
-        """The records of the steps of this run, which the methods below ask."""
         return RunLineage(self._execution.pipeline, self._plan, self._run)
-
-    def record_keys(self, step: int) -> NDArray[np.int64]:
-        """Returns the keys of the records of this shard's batch at a step of the run, as `DataLoader.record_keys`.
-
-        Steps are those of training: batches that were skipped are not counted, and steps before a change of the global
-        batch had that size.
-
-        Args:
-            step: the number of the step, from 0.
-        """
-        return self.lineage.record_keys(step)
-
-    def steps_of(self, keys: Any, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
-        """Returns the steps of the run whose global batches contain records, as `DataLoader.steps_of`.
-
-        Args:
-            keys: record keys, shape (m,).
-            start: the first step to include.
-            stop: the first step to exclude; None for the end of the order.
-        """
-        return self.lineage.steps_of(keys, start, stop)
-
-    def composition(self, start: int = 0, stop: int | None = None, *, lengths: Any = None) -> Composition:
-        """Returns the composition of the steps [start, stop) of the run, as `DataLoader.composition`.
-
-        Args:
-            start: the first step to include.
-            stop: the first step to exclude; None for the end of the order.
-            lengths: the number of tokens of each record, by record key; None if rows are packed, or tokens unknown.
-        """
-        return self.lineage.composition(start, stop, lengths=lengths)
 
     def spans_before(self, step: int) -> list[tuple[int, int]]:
         """Returns the positions of the batches before a step, as ranges."""

@@ -1,7 +1,6 @@
 """Members of public classes that only the library calls: the reference and the contract leave them out."""
 
 FOR_THE_LIBRARY = {
-    "DataLoaderIterator.lineage",
     "DataLoaderIterator.resume",
     "DataLoaderIterator.take",
     "MultiprocessingOptions.of_number",
@@ -35,6 +34,7 @@ FOR_THE_LIBRARY = {
     "known_size",
     "returned_at",
     "let_measure",
+    "lineage",
     "lifecycle",
     "loader_state",
     "located",

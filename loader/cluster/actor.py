@@ -75,14 +75,14 @@ class PipelineActor:
             pickled, buffers = pipeline
             # The trainer's process may be that of another machine.
             with trainer.served(f"millstream-a{index}", lambda: None, lambda *_: None):
-                (whole,), init, self._classes = unpickle_pipelines(pickled, _with_private_copies(buffers))
+                (complete,), init, self._classes = unpickle_pipelines(pickled, _with_private_copies(buffers))
             # Ray prints what an actor prints. Without a handler, that would be warnings only.
             logging.basicConfig()
             if init is not None:
                 init(index, num_workers)
             readers, allocate = ReaderThreads(affordable_threads(num_threads)), self._memory.allocate
             self._runner_of = runner_of_epochs(
-                whole, self._classes, readers=readers, allocate=allocate, pack=self._pack
+                complete, self._classes, readers=readers, allocate=allocate, pack=self._pack
             )
         except SystemExit:
             raise
@@ -116,13 +116,13 @@ class PipelineActor:
 
 
 def _with_private_copies(buffers: Sequence[Any]) -> list[Any]:
-    own, left = list(buffers), PRIVATE_BYTES
+    private, budget = list(buffers), PRIVATE_BYTES
     for number, buffer in sorted(enumerate(buffers), key=lambda numbered: memoryview(numbered[1]).nbytes):
-        left -= memoryview(buffer).nbytes
-        if left < 0:
+        budget -= memoryview(buffer).nbytes
+        if budget < 0:
             break
-        own[number] = np.array(np.frombuffer(buffer, np.uint8))
-    return own
+        private[number] = np.array(np.frombuffer(buffer, np.uint8))
+    return private
 
 
 @final
