@@ -17,6 +17,8 @@ FOR_THE_LIBRARY = {
     "close_with_loader",
     "consumer",
     "content_marks",
+    "copied_directly",
+    "copies_large_arrays",
     "count_delivered",
     "default_values",
     "delivered_position",

@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 import os
+import pkgutil
 import posixpath
 import re
 import sys
@@ -168,7 +169,9 @@ def reference_page(part: str, about: str) -> str:
         label = name.rsplit(".", 1)[-1]
         blocks.append(f"::: {path}\n    options:\n      heading: {name}\n      toc_label: {label}\n{members_of(value)}")
         rows.append(f"| [`{label}`][{path}] | {summary_of(value)} |")
-    blocks += [f"::: millstream.{part}.{path}\n    options:\n{UNMADE}" for path in RETURNED.get(part, ())]
+    for path in RETURNED.get(part, ()):
+        value = pkgutil.resolve_name(f"millstream.{part}.{path}")
+        blocks.append(f"::: millstream.{part}.{path}\n    options:\n{members_of(value, is_returned=True)}")
     table = "\n".join(["| name | |", "|---|---|", *rows])
     return "\n".join([f"# millstream.{part}\n\n{about} {GIVEN}\n\n{table}\n", *blocks])
 
@@ -179,8 +182,8 @@ def summary_of(value: Any) -> str:
     return " ".join(first.split()).replace("|", "\\|")
 
 
-def members_of(value: Any) -> str:
-    """Returns the mkdocstrings options that choose the members of a class."""
+def members_of(value: Any, *, is_returned: bool = False) -> str:
+    """Returns the mkdocstrings options that choose the members of a class, without a constructor if it is returned."""
     if not inspect.isclass(value):
         return ""
     names = {name.removeprefix(f"{value.__name__}.") for name in FOR_THE_LIBRARY}
@@ -191,7 +194,7 @@ def members_of(value: Any) -> str:
         # Classes that share a constructor share its docstring.
         inherited |= {"__init__"} - {*vars(value)}
     listed = f"      inherited_members: [{', '.join(sorted(inherited))}]\n" if inherited else ""
-    unmade = UNMADE if value.__name__ in MADE_BY_THE_LIBRARY else ""
+    unmade = UNMADE if is_returned or value.__name__ in MADE_BY_THE_LIBRARY else ""
     return f"      filters: ['!^_'{hidden}]\n{listed}{unmade}"
 
 
