@@ -141,6 +141,7 @@ class ReadAhead(Budget):
         max_records = min(RECORDS_PER_CALL, max(1, options.prefetch_buffer_size // MIN_AHEAD))
         self._min_records = max_records // 4
         size = CallSize(plan, max_records, min(shared.max_bytes, engine.local.max_bytes))
+        size.sharers = shared.engines
         super().__init__(engine, Substream(plan, engine.schedule, size, costs))
         sink, timeout = self.substream, engine.stall_timeout
         self.place = Threads(plan, readers, engine.allocate, engine, sink, stall_timeout=timeout)

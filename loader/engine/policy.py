@@ -5,11 +5,14 @@ Nothing here changes what a call returns. `worker_choice` decides how many worke
 
 import math
 import sys
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.shared_threads import SharedThreads
+
+if TYPE_CHECKING:
+    from collections.abc import Sized
 
 HAND_OVER_SECONDS = 0.001
 """Shorter calls run in the consumer's thread, because a transfer would cost at least a tenth of their time."""
@@ -114,6 +117,11 @@ class CallSize:
     limit, although none of them is short. The time for records that are read or computed one by one is proportional to
     their number, so their calls stay short. So do calls of several complete batches, which only workers get, because a
     message costs more than a small batch.
+
+    Attributes:
+        blocks: the number of blocks of the next call.
+        block_bytes: the estimated size of a block; 0 before it is known.
+        sharers: as many objects as streams share the bytes. Each of them may have a call, whatever the others hold.
     """
 
     def __init__(
@@ -126,6 +134,7 @@ class CallSize:
     ) -> None:
         self._plan = plan
         self._max_bytes = max_bytes  # Of all calls together.
+        self.sharers: Sized = ()
         self._max_call_bytes = MAX_BATCHES_BYTES if plan.waits_for_calls else MAX_CALL_BYTES
         self.blocks = 1
         # Each logical shard buffers its own records, and the buffers of all shards add up.
@@ -136,7 +145,7 @@ class CallSize:
             self._max_blocks = 1
         # The time per block in a call of each size.
         self._seconds: dict[int, float] = {}
-        self.block_bytes = 0.0  # The estimated size of a block; 0 before it is known.
+        self.block_bytes = 0.0
         self._calls_to_retry = 0
 
     def record(self, call: Call, seconds: float) -> None:
@@ -170,7 +179,7 @@ class CallSize:
 
     @property
     def _affordable_blocks(self) -> int:
-        limit_bytes = min(self._max_call_bytes, self._max_bytes // 2)
+        limit_bytes = min(self._max_call_bytes, self._max_bytes // (2 * max(1, len(self.sharers))))
         fitting = limit_bytes / self.block_bytes if self.block_bytes else self._max_blocks
         limit = int(max(1, min(self._max_blocks, fitting)))
         # A power of two, unless it is the given limit, because sizes are compared with their halves.

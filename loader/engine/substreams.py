@@ -214,6 +214,7 @@ class Substreams:
     def add(self, substream: Substream, *, is_last: bool = False) -> None:
         substream.number = next(self._numbers)
         self._substreams[substream.number] = substream
+        substream.size.sharers = self._substreams
         if is_last:
             self._last = substream
             return

@@ -10,7 +10,6 @@ Guarantees:
 
 import abc
 import functools
-import sys
 import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, final
@@ -162,13 +161,12 @@ class Workers(Place, Generic[WorkerT]):
 
         `is_last` is true for the stream whose outputs the trainer gets.
         """
-        max_bytes = min(self._pool.max_bytes, engine.local.max_bytes) if is_last else sys.maxsize
         substream = Substream.in_workers(
             engine.plan,
             engine.schedule,
             profiler or self._profiler,
             is_fed=engine.feed is not None,
-            max_bytes=max_bytes,
+            max_bytes=min(self._pool.max_bytes, engine.local.max_bytes),
         )
         substream.pipeline = self._load(name, substream.plan)
         self.substreams.add(substream, is_last=is_last)

@@ -22,7 +22,7 @@ from millstream.loader.threads.options import affordable_threads, buffer_budget
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Sequence, Sized
 
     from millstream.loader.threads.options import ReadOptions
 
@@ -109,6 +109,11 @@ class SharedThreads:
         if not self._records_read and (readers := self._readers) is not None:
             readers.stop()
             readers.join(CLOSE_SECONDS if deadline is None else deadline - time.monotonic())
+
+    @property
+    def engines(self) -> "Sized":
+        """The engines that have entered."""
+        return self._records_read
 
     @property
     def is_single(self) -> bool:

@@ -17,9 +17,6 @@ from millstream.loader.processes import pool
 from support.faults.interrupted import interrupt_at
 from support.processes.process_tree import worker_pids
 from support.processes.worker_pools import python
-from support.stores.waiting_storage import Storage
-
-NUM_STREAMS = 4
 
 
 def with_process(number: int) -> tuple[int, int]:
@@ -237,32 +234,6 @@ def test_classes_of_a_script_cross_with_streams_that_are_opened_late(tmp_path: P
     ran = python("-W", "error", tmp_path / "script.py", cwd=tmp_path)
     assert ran.stderr == ""
     assert ran.stdout.split() == ["60", "60"]
-
-
-@functools.cache
-def storage() -> Storage:
-    """Returns the storage of this process."""
-    return Storage(NUM_STREAMS)
-
-
-class FarAway:
-    """A source whose reads, of all its copies in a process, wait for each other."""
-
-    def __len__(self) -> int:
-        return 1_000_000
-
-    def __getitem__(self, key: int) -> int:
-        return int(storage()[key]["tokens"][0])
-
-
-@pytest.mark.parametrize(
-    "join", [lambda parts: InterleaveIterDataset(parts, cycle_length=NUM_STREAMS), IterDataset.mix]
-)
-def test_a_worker_reads_several_streams_at_the_same_time(join: Callable[[Any], IterDataset[Any]]) -> None:
-    """If each stream may have one read in flight, those of all streams are in flight at the same time in a worker."""
-    parts = [MapDataset.source(FarAway()).to_iter_dataset(ReadOptions(1, 16)) for _ in range(NUM_STREAMS)]
-    with iter(join(parts).mp_prefetch(1)) as iterator:
-        assert NUM_STREAMS in itertools.islice(iterator, 5000)
 
 
 def fail() -> None:
