@@ -24,7 +24,6 @@ import numpy as np
 import psutil
 import pytest
 from absl import logging
-from flax import nnx
 from PIL import Image
 
 from support.processes.worker_pools import still_there
@@ -303,7 +302,7 @@ def test_a_token_is_predicted_from_those_before_it_in_its_own_document() -> None
     """Other tokens of its document that come later, and other documents in the row, change nothing."""
     with loaded("pretrain_text") as example:
         length = example.ROW_LENGTH
-        model = example.Transformer(nnx.Rngs(0))
+        nnx, model = example.nnx, example.Transformer(example.nnx.Rngs(0))
     ends = [200, 350, length]
     packed = {
         "tokens_segment_ids": np.repeat([1, 2, 0], np.diff([0, *ends])),
