@@ -1,4 +1,7 @@
-"""Methods of streams that join, cut and repeat them, and shards: elements, states, resumes, threads, workers."""
+"""Methods of streams that join, cut and repeat them, and shards: elements, states and resumes with workers.
+
+Each method alone, with threads and without, is a part of the random streams of `test_iter_dataset.py`.
+"""
 
 import collections
 import itertools
@@ -62,7 +65,7 @@ def streams(reading: ReadOptions) -> tuple[IterDataset[Any], IterDataset[Any]]:
     return one.to_iter_dataset(reading), MapDataset.source(TWO).to_iter_dataset(reading)
 
 
-def check(dataset: IterDataset[Any], other: IterDataset[Any], expected: Sequence[Any], every: int = 3) -> None:
+def check(dataset: IterDataset[Any], other: IterDataset[Any], expected: Sequence[Any], every: int) -> None:
     """Reads a dataset, and resumes another one at some of its states."""
     with iter(dataset) as iterator, iter(other) as resumed:
         states = [iterator.get_state()]
@@ -75,17 +78,6 @@ def check(dataset: IterDataset[Any], other: IterDataset[Any], expected: Sequence
         for step in [*range(0, len(states), every), len(states) - 1]:
             resumed.set_state(json.loads(json.dumps(states[step])))
             assert list(itertools.islice(resumed, len(expected) + 1)) == list(expected[step:])
-
-
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("method", METHODS)
-def test_each_method_resumes_with_and_without_threads(method: str, after: bool) -> None:
-    """The elements are those of Python's own functions; a state of one fits the other, also at the end."""
-    build, expected = METHODS[method]
-    one, other = (build(*streams(reading)) for reading in (INLINE, THREADS))
-    if after:
-        one, other = one.map(str), other.prefetch(THREADS).map(str)
-    check(one, other, list(map(str, expected)) if after else expected)
 
 
 def test_all_methods_run_in_workers() -> None:

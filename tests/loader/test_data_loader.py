@@ -308,34 +308,12 @@ class Backwards:
         return millstream.RecordMetadata(position, self.size - 1 - position)
 
 
-class BackwardsInRuns:
-    """The same order, answered for whole runs only."""
-
-    __init__, __len__ = Backwards.__init__, Backwards.__len__
-    size: int
-
-    def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        return np.arange(self.size - 1 - start, self.size - 1 - stop, -1)
-
-
 class BackwardsAtRandom(Backwards):
     """The same order, with randomness that the sampler provides itself."""
 
     def __getitem__(self, position: int) -> millstream.RecordMetadata:
         rng = np.random.default_rng([99, position])
         return millstream.RecordMetadata(position, self.size - 1 - position, rng)
-
-
-@pytest.mark.parametrize("threads", [0, 3])
-@pytest.mark.parametrize("sampler", [Backwards(10), BackwardsInRuns(10), BackwardsAtRandom(10)])
-@pytest.mark.parametrize("operations", [[], [Batch(3)], [DropMultiples(2), Batch(3)]])
-def test_custom_samplers_order_the_stream(sampler: Any, operations: list[Transformation], threads: int) -> None:
-    """A sampler with `[position]` alone, or with `record_keys` alone, is as good as ours over the records it orders."""
-    changes: dict[str, Any] = {"operations": operations, "read_options": millstream.ReadOptions(threads)}
-    expected = loader_with(data_source=range(10)[::-1], operations=operations)
-
-    with iter(loader_with(sampler=sampler, **changes)) as iterator:
-        assert drain(iterator) == drain(iter(expected))
 
 
 def test_a_custom_sampler_without_length_is_endless() -> None:
@@ -409,25 +387,6 @@ class BatchedSquares(Squares):
     def __getitems__(self, keys: Sequence[int]) -> list[int]:
         self.calls.append(list(keys))
         return [key**2 for key in keys]
-
-
-@given(
-    batch_size=st.one_of(st.none(), st.integers(1, 7)),
-    threads=st.sampled_from([0, 2]),
-    operations=st.lists(st.sampled_from([Jitter(), DropMultiples(2), Map(abs)]), max_size=2),
-)
-@settings(deadline=None, max_examples=60)
-def test_reading_one_by_one_or_many_at_once_is_the_same_stream(
-    batch_size: int | None, threads: int, operations: list[Transformation]
-) -> None:
-    """A source with `__getitems__` gives what it gives without."""
-
-    def stream(source: Any) -> Any:
-        order = {"num_epochs": 2, "shuffle": True, "seed": 1, "read_options": millstream.ReadOptions(threads)}
-        with iter(load_with(source=source, transformations=operations, batch_size=batch_size, **order)) as iterator:
-            return drain(iterator)
-
-    assert stream(Squares()) == stream(BatchedSquares())
 
 
 def test_the_batched_read_is_used_for_every_batch() -> None:

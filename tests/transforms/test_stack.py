@@ -270,7 +270,9 @@ def test_values_of_other_classes_become_plain_ones(elements: list[Any], batch: A
     st.sampled_from(["u1", ">i2", "f4", "c16", "O"]),
     st.sampled_from([(), (3,)]),
     st.integers(1, 6),
-    st.lists(st.sampled_from(["plain", "flipped", "upside down", "turned", "channels reversed"]), min_size=1, max_size=4),
+    st.lists(
+        st.sampled_from(["plain", "flipped", "upside down", "turned", "channels reversed"]), min_size=1, max_size=4
+    ),
 )
 def test_images_of_all_kinds_of_views_stack(
     dtype: str, leading: tuple[int, ...], channels: int, views: list[str]
