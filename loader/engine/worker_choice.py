@@ -28,6 +28,9 @@ COMPUTING = 0.5
 FULL = 0.9
 """Threads use all cores if they use this share of them while the trainer waits."""
 
+MAX_LOCKED_CORES = 4
+"""Threads that use more cores than this hardly wait for each other. If there is no other core, workers cannot help."""
+
 FULL_SECONDS = 1.0
 """The time for which such threads are left alone: there may be too many, and the search for fewer takes this long."""
 
@@ -242,9 +245,11 @@ class WorkerChoice:
             self.reason = (
                 f"{waits}, but computes a batch in {number_of_ms(each)} ms, little more than a hand-over takes"
             )
-        elif window.cores >= FULL * self.limit and self._full_seconds < FULL_SECONDS:
+        elif window.cores >= FULL * self.limit and (
+            window.cores > MAX_LOCKED_CORES or self._full_seconds < FULL_SECONDS
+        ):
             self._full_seconds += window.seconds
-            self.reason = f"{computes} of {self.limit}"
+            self.reason = f"{computes} of {self.limit}: there is none left"
         else:
             self._tried = 0, window.wait_per_batch
             first = max(FIRST_WORKERS, math.ceil(window.cores))

@@ -1,8 +1,9 @@
 """The fork server: a small process without JAX that forks the workers of all pools and reports their exits.
 
 Guarantees:
-    * It runs no user code. It therefore notices the end of the parent immediately, whatever the workers do, and kills
-      them and all processes that they have started, and removes their folders of shared units.
+    * It runs no user code, and imports parts of Python, NumPy and millstream only. It therefore notices the end of the
+      parent immediately, whatever the workers do, and kills them and all processes that they have started, and removes
+      their folders of shared units.
     * It has one thread, so its forks are safe. It never waits for one pool, whose workers may not exit, or whose
       consumer may not receive.
     * A worker's process group is killed before the worker is reaped. Until then, no other process can get its ID. The
@@ -15,12 +16,13 @@ Guarantees:
 import contextlib
 import errno
 import gc
+import importlib
 import os
 import select
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn, final
 
@@ -169,6 +171,7 @@ class ForkServer:
 
     def _fork(self, pool: _Pool, request: Fork) -> None:
         descriptors = pool.channel.take_descriptors()
+        import_modules(request.pipeline.modules)
         try:
             check_complete(descriptors)
             pid = os.fork()
@@ -275,6 +278,18 @@ class ForkServer:
 
     def _workers_of(self, pool: _Pool) -> list[int]:
         return [pid for pid, other in self._workers.items() if other is pool]
+
+
+def import_modules(names: Sequence[str]) -> None:
+    """Imports modules of millstream that all workers of a pool need, once for all of them."""
+    if missing := [name for name in names if name not in sys.modules]:
+        gc.disable()
+        for name in missing:
+            # A worker raises the error again.
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+        gc.freeze()
+        gc.enable()
 
 
 def check_complete(descriptors: list[int]) -> None:

@@ -64,11 +64,9 @@ _START = """
 import gc, marshal, sys
 gc.disable()
 with open(int(sys.argv[1]), "rb", buffering=0) as file:
-    sys.path[:], arguments, modules = marshal.load(file)
+    sys.path[:], arguments = marshal.load(file)
 numbers, sys.argv = [int(number) for number in sys.argv[2:]], arguments
 from millstream.loader.processes.fork_server import main
-for module in modules:
-    __import__(module)
 main(*numbers)
 """
 """The program of a fork server. Until the path is set, it imports only built-in modules, and no file of any folder.
@@ -76,18 +74,10 @@ main(*numbers)
 Garbage collection is off while modules are imported, because nothing is garbage then.
 """
 
-_CHAINS = ("millstream.dataset.map_dataset", "millstream.dataset.iter_dataset")
-_FORMATS = "millstream.sources.formats."
-"""Modules that a fork server imports if the trainer has: each worker that needs them would, in up to 0.1 s.
-
-The libraries of formats are not among them. Some start threads, which a fork would lack.
-"""
-
 
 def _write_launch_context(context: LaunchContext) -> int:
     """Returns the descriptor of an anonymous file for `_START`. A long import path may not fit on a command line."""
-    modules = [name for name in list(sys.modules) if name in _CHAINS or name.startswith(_FORMATS)]
-    content = marshal.dumps((list(context.path), list(context.arguments), modules))
+    content = marshal.dumps((list(context.path), list(context.arguments)))
     descriptor = create_arena_file(len(content))
     os.pwrite(descriptor, content, 0)
     return descriptor

@@ -11,6 +11,7 @@ import mmap
 import operator
 import os
 import pickle
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,6 +52,16 @@ class PipelineFile(NamedTuple):
     num_bytes: int  # The length of the pickle, at the beginning of the file.
     buffers: tuple[tuple[int, int], ...]  # The offset and length of each large array that the pickle leaves out.
     file_bytes: int
+    modules: tuple[str, ...] = ()  # The modules of millstream that the pickle names, in its order.
+
+
+_MODULE = re.compile(rb"millstream\.(?:dataset|samplers|sources|transforms)\.[a-z0-9_.]+")
+
+
+def _modules_in(pickled: memoryview) -> tuple[str, ...]:
+    """Returns the modules of parts of pipelines that a pickle names. A text that looks like one of them is another."""
+    names = (match[0].decode() for match in _MODULE.finditer(pickled))
+    return tuple(dict.fromkeys(name for name in names if name in sys.modules))
 
 
 def pickle_pipelines(
@@ -114,7 +125,7 @@ def pack_pipelines(
         chunks += [memoryview(bytes(start - end)), raw]
         buffers.append((start, raw.nbytes))
         end = start + raw.nbytes
-    return chunks, PipelineFile(len(pickled), tuple(buffers), end), classes
+    return chunks, PipelineFile(len(pickled), tuple(buffers), end, _modules_in(pickled)), classes
 
 
 def write_chunks(chunks: Sequence[memoryview]) -> int:
