@@ -143,7 +143,7 @@ class Execution:
 
     def register(self, iterator: Measured) -> None:
         """Adds a new iterator to those that the views know, and that `close` closes."""
-        self.insight.iterators[id(iterator)] = iterator
+        self.insight.add(iterator)
         # Checked after the iterator is registered, because another thread may close the loader.
         if self.insight.is_closed:
             iterator.close_with_loader()

@@ -60,7 +60,6 @@ class Insight:
     """Computes the views of one pipeline from its plan and its measurements.
 
     Attributes:
-        iterators: those that exist, by their ids, the newest last.
         streams: the result of `draws_from`, as a function.
         is_closed: True once the pipeline is closed.
     """
@@ -92,7 +91,7 @@ class Insight:
         self._epoch_counters: weakref.WeakKeyDictionary[Measured, ComponentCounter] = weakref.WeakKeyDictionary()
         # By the number of workers, and the options of threads.
         self._descriptions: dict[tuple[int, ReadOptions], LoaderSnapshot] = {}
-        self.iterators: weakref.WeakValueDictionary[int, Measured] = weakref.WeakValueDictionary()
+        self._iterators: weakref.WeakValueDictionary[int, Measured] = weakref.WeakValueDictionary()
         self.streams: Callable[[], Sequence[tuple[str, Insight]]] = tuple
 
     def snapshot(self) -> "LoaderSnapshot":
@@ -217,9 +216,13 @@ class Insight:
         are_batches = any(operation.makes_batches for operation in pipeline.operations)
         return batches, are_batches, getattr(pipeline.source, "classes", ())
 
+    def add(self, iterator: "Measured") -> None:
+        """Adds a new iterator."""
+        self._iterators[id(iterator)] = iterator
+
     def living_iterators(self) -> "list[Measured]":
         """Returns the iterators that still exist, the newest last."""
-        references = self.iterators.valuerefs()
+        references = self._iterators.valuerefs()
         return [iterator for reference in references if (iterator := reference()) is not None]
 
     def _measured(self) -> "tuple[Measurements, Mapping[str, float]]":
@@ -257,7 +260,7 @@ class Insight:
     def begin_epoch(self, iterator: "Measured", plan: Plan) -> None:
         """Adds the iterator of an epoch, which counts components in its own order, after those counted so far."""
         self._epoch_counters[iterator] = reporting.snapshot.ComponentCounter(plan, self._measured()[0].components)
-        self.iterators[id(iterator)] = iterator
+        self.add(iterator)
 
     def change_plan(self, iterator: "Measured", plan: Plan) -> None:
         """Counts the components of an iterator in the order of another plan from now on."""

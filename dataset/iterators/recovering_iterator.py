@@ -345,7 +345,7 @@ class JoinInsight(Insight):
         order = InOrder(None, None)
         plan = Plan(Pipeline([], order, order, (), NoSharding()))
         super().__init__(plan, join.profiler, join.workers, join.reading, frontend=FED_CHAIN)
-        self.iterators[id(join)] = join
+        self.add(join)
         # The join has a reference to this object.
         self._of = weakref.ref(join)
 
