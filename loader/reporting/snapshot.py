@@ -18,7 +18,7 @@ from millstream.loader.pipeline.pipeline import source_name
 from millstream.loader.pipeline.plan import KEYS, READ, Plan
 from millstream.loader.pipeline.stages import split_stages
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
-from millstream.samplers.base import AdaptedSampler, MixedSampler, is_mixed
+from millstream.samplers.base import AdaptedSampler, is_mixed
 from millstream.samplers.order import EpochSampler
 from millstream.sources.source_checks import batched_read_of, reads_one_by_one
 
@@ -388,38 +388,33 @@ class ComponentCounter:
 
         `spans` are the positions of these batches, as ranges; None for all positions before it.
         """
-        order, length = self._order, self._partition.length
+        order, length, size = self._order, self._partition.length, self._partition.global_block
         if order is None:
             return ()
-        if spans and (len(spans) > 1 or spans[0][0]):
-            return self._in_spans(order, spans)
-        step = step if spans is None else sum(stop for _, stop in spans) // self._partition.global_block
-        position = step * self._partition.global_block
-        drawn = order.drawn_before(position if length is None else min(position, length))
-        begun, counted = self._last
-        if not begun or any(map(operator.gt, begun, drawn)):
-            begun = counted = (0,) * len(drawn)
-        tokens = [
-            (tokens_before or 0) + sampler.tokens_between(start, stop) if hasattr(sampler, "tokens_between") else None
-            for sampler, tokens_before, start, stop in zip(order.samplers, counted, begun, drawn, strict=True)
-        ]
-        self._last = drawn, tokens
-        return tuple(map(self._with_earlier, map(str, order.names), drawn, tokens))
 
-    def _in_spans(self, order: MixedSampler, spans: Sequence[tuple[int, int]]) -> tuple[ComponentSnapshot, ...]:
-        limit = self._partition.length
-        bounds = [[bound if limit is None else min(bound, limit) for bound in span] for span in spans]
-        ranges = [list(zip(*map(order.drawn_before, span), strict=True)) for span in bounds]
-        drawn = [
-            sum(stop - start for start, stop in component_ranges) for component_ranges in zip(*ranges, strict=True)
-        ]
+        def drawn_before(position: int) -> Sequence[int]:
+            return order.drawn_before(position if length is None else min(position, length))
+
+        counted: Sequence[int | None]
+        if is_beginning := not spans or (len(spans) == 1 and not spans[0][0]):
+            records = drawn_before((step if spans is None else sum(stop for _, stop in spans) // size) * size)
+            begun, counted = self._last
+            if not begun or any(map(operator.gt, begun, records)):
+                begun = counted = (0,) * len(records)
+            ranges = [list(zip(begun, records, strict=True))]
+        else:
+            ranges = [list(zip(*map(drawn_before, span), strict=True)) for span in spans or ()]
+            counted = (0,) * len(ranges[0])
+            records = [sum(stop - start for start, stop in series) for series in zip(*ranges, strict=True)]
         tokens = [
-            sum(sampler.tokens_between(start, stop) for start, stop in component_ranges)
+            (tokens_before or 0) + sum(sampler.tokens_between(start, stop) for start, stop in series)
             if hasattr(sampler, "tokens_between")
             else None
-            for sampler, component_ranges in zip(order.samplers, zip(*ranges, strict=True), strict=True)
+            for sampler, tokens_before, series in zip(order.samplers, counted, zip(*ranges, strict=True), strict=True)
         ]
-        return tuple(map(self._with_earlier, map(str, order.names), drawn, tokens))
+        if is_beginning:
+            self._last = records, tokens
+        return tuple(map(self._with_earlier, map(str, order.names), records, tokens))
 
     def _with_earlier(self, name: str, records: int, tokens: int | None) -> ComponentSnapshot:
         _, before, tokens_before = self._earlier.get(name, (name, 0, 0))
