@@ -9,6 +9,7 @@ are measured in turn, and a ratio is that of a turn. Writes `results/workers.md`
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -37,6 +38,9 @@ ALL = {
     "tiny": Case("tiny", "ints in memory, a function that returns them, batch 256", _tiny, ()),
     **{name: CASES[name] for name in ("tokens", "images", "filter", "text", "far")},
 }
+MAX_LOAD = 1.0
+"""The average number of processes that were ready to run, above which the report warns."""
+
 WORKERS: tuple[int | str, ...] = (0, 1, 2, "auto")
 
 NAMES = flags.DEFINE_list("cases", list(ALL), f"Which cases to measure, of: {', '.join(ALL)}.")
@@ -87,7 +91,7 @@ def row(name: str, turns: list[list[dict[str, Any]]]) -> str:
     return f"| `{name}` | {ALL[name].title} | {' | '.join(cells)} | {' | '.join(ratios)} | {chosen} |"
 
 
-def report(rows: list[str]) -> str:
+def report(rows: list[str], load: float) -> str:
     machine = describe_machine()
     where = f"{machine['processor']}, {machine['cores']} cores, {machine['system']}, Python {machine['python']}"
     how = f"medians of {TURNS.value} turns, after {WARM_SECONDS.value:g} s"
@@ -96,6 +100,7 @@ def report(rows: list[str]) -> str:
         "",
         f"Commit {machine['commit']}, {machine['date']}: {where}.",
         "",
+        *([f"**The machine did other work, too: its load was {load:.0f} before.**", ""] if load > MAX_LOAD else []),
         f"Records per second of a trainer that does nothing else, {how}. [How it is measured](../README.md).",
         "",
         "| case | work | no worker | 1 | 2 | auto | auto, of the best number | auto, of no worker | chosen |",
@@ -111,12 +116,12 @@ def main(_: list[str]) -> None:
         return
     if unknown := set(NAMES.value) - set(ALL):
         raise app.UsageError(f"--cases: there is no {min(unknown)!r}; there are {', '.join(ALL)}.")
-    rows = []
+    rows, load = [], os.getloadavg()[0]
     for name in tqdm(NAMES.value, disable=None, unit=" cases"):
         turns = [[measure(name, workers) for workers in WORKERS] for _ in range(TURNS.value)]
         rows.append(row(name, turns))
         print(rows[-1], flush=True)
-    Path(OUTPUT.value).write_text(report(rows))
+    Path(OUTPUT.value).write_text(report(rows, load))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of measured figures in README.md and docs/formats.md, as the results in benchmarks/results make them.
+"""The tables of measured figures in README.md and in pages, as the results in benchmarks/results make them.
 
 `python docs/programs/figures.py` writes them between their marks; a test fails where they differ.
 """
@@ -67,7 +67,15 @@ def of_formats() -> str:
     return formats.table(json.loads((ROOT / "benchmarks/results/formats.json").read_text())["rows"])
 
 
-TABLES = {"README.md": first_page, "docs/formats.md": of_formats}
+def of_workers() -> str:
+    """Returns the table of `results/workers.md` without the names of the cases, and the warning of other work."""
+    lines = (ROOT / "benchmarks/results/workers.md").read_text().splitlines()
+    warnings = [f"{line}\n" for line in lines if line.startswith("**")]
+    rows = [line.split("|")[2:] for line in lines if line.startswith("|")]
+    return "\n".join([*warnings, *(f"|{'|'.join(row)}" for row in rows)])
+
+
+TABLES = {"README.md": first_page, "docs/formats.md": of_formats, "docs/tuning.md": of_workers}
 """By document."""
 
 MARKED = re.compile(r"(?<=<!-- measured -->\n\n).*?(?=\n\n<!-- until here -->)", re.DOTALL)
