@@ -4,7 +4,6 @@ Blocks are read of positions that are located in advance.
 """
 
 import functools
-import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final, SupportsIndex, final
@@ -16,6 +15,7 @@ from millstream.core.checks import as_integer
 from millstream.dataset.chain_rendering import content_marks_of, fingerprint_of
 from millstream.dataset.iterators.running import FixedChain
 from millstream.dataset.nodes.element_nodes import Filtered, OperationNode, Split
+from millstream.dataset.nodes.joining_nodes import starts_of
 from millstream.dataset.nodes.lowering import origin_of
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions
 from millstream.dataset.nodes.source_node import Own
@@ -268,8 +268,7 @@ class NodeOrigins:
         self._node = node
         sources = node.traced or ()
         self.source = sources[0] if len(sources) == 1 else ConcatenatedDataSource(sources)
-        lengths = itertools.accumulate(map(len, sources), initial=0)
-        self._starts = dict(zip(map(id, sources), lengths, strict=False))
+        self._starts = starts_of(sources)
 
     def record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         return self._node.record_keys(positions, self._starts)

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,21 @@ _PROPORTION_ERROR, _PROPORTION_SHARE = 2, 0.05
 """The elements, and the share of all elements, by which the counts of a mixture's parents may differ from weights."""
 
 
+def starts_of(sources: Sequence[Any]) -> dict[int, int]:
+    """Returns the first record key of each of several concatenated sources, by its `id`."""
+    return dict(zip(map(id, sources), itertools.accumulate(map(len, sources), initial=0), strict=False))
+
+
+def _each_once(sources_of_each: Iterable[tuple[Any, ...] | None]) -> tuple[Any, ...] | None:
+    """Returns the sources of all parents, each once; None if a parent has none."""
+    found: dict[int, Any] = {}
+    for sources in sources_of_each:
+        if sources is None:
+            return None
+        found |= {id(source): source for source in sources}
+    return tuple(found.values())
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class JoiningNode(Node):
     """A node each of whose elements is an element of one of its parents."""
@@ -43,9 +58,7 @@ class JoiningNode(Node):
 
     @functools.cached_property
     def sources(self) -> tuple[Any, ...] | None:
-        if any(parent.sources is None for parent in self.above):
-            return None
-        return tuple({id(source): source for parent in self.above for source in parent.sources or ()}.values())
+        return _each_once(parent.sources for parent in self.above)
 
     @functools.cached_property
     def _concatenated(self) -> tuple[Source, dict[int, int]] | None:
@@ -55,9 +68,7 @@ class JoiningNode(Node):
         """
         if not self.sources:
             return None
-        lengths = [len(source) for source in self.sources]
-        starts = dict(zip(map(id, self.sources), itertools.accumulate(lengths, initial=0), strict=False))
-        return Source(ConcatenatedDataSource(self.sources)), starts
+        return Source(ConcatenatedDataSource(self.sources)), starts_of(self.sources)
 
     def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
         keys = np.empty(len(positions), np.int64)
@@ -70,9 +81,7 @@ class JoiningNode(Node):
 
     @functools.cached_property
     def traced(self) -> tuple[Any, ...] | None:
-        if any(parent.traced is None for parent in self.above):
-            return None
-        return tuple({id(source): source for parent in self.above for source in parent.traced or ()}.values())
+        return _each_once(parent.traced for parent in self.above)
 
     def occurrences(self, keys: Positions, starts: Mapping[int, int], stop: int) -> Occurrences:
         found = []
