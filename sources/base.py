@@ -4,12 +4,13 @@ import abc
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.core.closing import Closing
 from millstream.core.descriptions import Rendered
 from millstream.core.direct_copies import DirectCopies
 from millstream.sources.record_copies import (
@@ -153,11 +154,37 @@ class ReadsBatches(RenderedSource, abc.ABC):
         """Returns the number of records."""
 
     @abc.abstractmethod
-    def __getitems__(self, record_keys: RecordKeys) -> Sequence[dict[str, Any]]:
+    def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
         """Returns the records of the keys, in their order; keys may repeat."""
 
-    def __getitem__(self, record_key: SupportsIndex) -> dict[str, Any]:
+    def __getitem__(self, record_key: SupportsIndex) -> Any:
         return self.__getitems__([checked_record_key(record_key, len(self))])[0]
+
+
+class ReadsSource(ReadsBatches, Closing):
+    """A source whose records are made of those of another one, `source`."""
+
+    source: Any
+
+    def content_marks(self) -> Mapping[str, str]:
+        """Returns the marks of the source; an empty dict if it has none."""
+        marks: Mapping[str, str] = self.source.content_marks() if hasattr(self.source, "content_marks") else {}
+        return marks
+
+    def close(self) -> None:
+        """Closes the source."""
+        close_if_possible(self.source)
+
+
+def fingerprint_of(source: Any) -> str:
+    """Returns the fingerprint of any source; if it has none, its class and its number of records."""
+    own = getattr(source, "fingerprint", None)
+    return str(own()) if callable(own) else f"{type(source).__name__} records={len(source)}"
+
+
+def close_if_possible(source: Any) -> None:
+    if callable(close := getattr(source, "close", None)):
+        close()
 
 
 def items_at(items: _Items[T_co], keys: Sequence[int]) -> Sequence[T_co]:

@@ -18,6 +18,8 @@ from millstream.sources.base import (
     RenderedSource,
     checked_record_key,
     checked_record_keys,
+    close_if_possible,
+    fingerprint_of,
     fixed_source,
     is_held,
     loader_view,
@@ -169,16 +171,13 @@ class ConcatenatedDataSource(RenderedSource, Closing):
     def close(self) -> None:
         """Closes the sources that have `close`. May be called again."""
         for source in self.parts.values():
-            if callable(close := getattr(source, "close", None)):
-                close()
+            close_if_possible(source)
 
     def fingerprint(self) -> str:
         """Returns the number of records and the fingerprint of each source, or its class if it has none."""
         descriptions = []
         for name, source in self.parts.items():
-            own = getattr(source, "fingerprint", None)
-            text = str(own()) if callable(own) else f"{type(source).__name__} records={len(source)}"
-            descriptions.append(f"{name}: {text}".replace(" ", ","))
+            descriptions.append(f"{name}: {fingerprint_of(source)}".replace(" ", ","))
         text = ";".join(descriptions)
         if len(text) > _MAX_DESCRIPTION:
             text = f"#{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}"

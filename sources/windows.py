@@ -2,21 +2,21 @@
 
 import functools
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, SupportsIndex, final
+from collections.abc import Sequence
+from typing import Any, NoReturn, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core import tree
 from millstream.core.checks import as_integer, named_arguments
-from millstream.core.closing import Closing
 from millstream.core.columnar import ColumnarRecords, stack_objects, stack_texts
 from millstream.sources.base import (
+    ReadsSource,
     RecordKeys,
-    RenderedSource,
     checked_record_key,
     checked_record_keys,
+    fingerprint_of,
     loader_view,
     own,
 )
@@ -24,7 +24,7 @@ from millstream.sources.source_checks import batched_read_of, check_source, is_i
 
 
 @final
-class WindowDataSource(RenderedSource, Closing):
+class WindowDataSource(ReadsSource):
     """Windows of `size` consecutive records of another source, stacked; or of `size` rows within each of its records.
 
     Frames of video, steps of episodes, hours of weather: record i of this source is a window of them. With `groups`,
@@ -103,9 +103,6 @@ class WindowDataSource(RenderedSource, Closing):
         stride = "" if self.stride == 1 else f", stride={self.stride}"
         return f"WindowDataSource({len(self)} windows of {self.size}{stride} of {type(self.source).__name__})"
 
-    def __getitem__(self, record_key: SupportsIndex) -> Any:
-        return self.__getitems__([checked_record_key(record_key, len(self))])[0]
-
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
         keys = checked_record_keys(record_keys, len(self))
         if not len(keys):
@@ -169,22 +166,10 @@ class WindowDataSource(RenderedSource, Closing):
 
     def fingerprint(self) -> str:
         """Returns the windows, in words, and the fingerprint of the source, or its class if it has none."""
-        described = getattr(self.source, "fingerprint", None)
-        of = str(described()) if callable(described) else f"{type(self.source).__name__} records={len(self.source)}"
         crc = zlib.crc32(self._lengths.astype("<i8", copy=False).data)
         kind = "lengths" if self._is_within else "groups"
         fields = f"size={self.size} stride={self.stride} {kind}={len(self._lengths)}#{crc:08x}"
-        return f"WindowDataSource {fields} of={of.replace(' ', ',')}"
-
-    def content_marks(self) -> Mapping[str, str]:
-        """Returns the marks of the source; an empty dict if it has none."""
-        marks: Mapping[str, str] = self.source.content_marks() if hasattr(self.source, "content_marks") else {}
-        return marks
-
-    def close(self) -> None:
-        """Closes the source."""
-        if callable(close := getattr(self.source, "close", None)):
-            close()
+        return f"WindowDataSource {fields} of={fingerprint_of(self.source).replace(' ', ',')}"
 
     def _begin_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Returns the group and the first record of windows; or the record, and the first row in it."""

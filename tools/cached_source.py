@@ -30,17 +30,16 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, SupportsIndex, final
+from typing import Any, NamedTuple, final
 
 from millstream.core.checks import as_integer, named_arguments
-from millstream.core.closing import Closing
 from millstream.core.descriptions import described
 from millstream.core.warn import log_warning
 from millstream.sources.base import (
+    ReadsSource,
     RecordKeys,
-    RenderedSource,
-    checked_record_key,
     checked_record_keys,
+    fingerprint_of,
     fixed_source,
     loader_view,
 )
@@ -87,7 +86,7 @@ _PASSED_ON = ("unit_sizes", "window_units", "unit_numbers", "locate", "classes",
 
 
 @final
-class CachedDataSource(RenderedSource, Closing):
+class CachedDataSource(ReadsSource):
     """The records of another source, kept on a local disk after they were first read.
 
     Use it for operations that are expensive and not random, such as decoding and resizing images: put them into a
@@ -159,9 +158,6 @@ class CachedDataSource(RenderedSource, Closing):
             return getattr(self.source, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def __getitem__(self, record_key: SupportsIndex) -> Any:
-        return self.__getitems__([checked_record_key(record_key, len(self))])[0]
-
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
         """Returns the records of the keys, in their order; keys may repeat."""
         keys = checked_record_keys(record_keys, len(self)).tolist()
@@ -186,21 +182,14 @@ class CachedDataSource(RenderedSource, Closing):
 
     def fingerprint(self) -> str:
         """Returns the fingerprint of the source, because the stream is the same, or its class if it has none."""
-        own = getattr(self.source, "fingerprint", None)
-        return str(own()) if callable(own) else f"{type(self.source).__name__} records={len(self)}"
-
-    def content_marks(self) -> Mapping[str, str]:
-        """Returns the marks of the source; an empty dict if it has none."""
-        marks: Mapping[str, str] = self.source.content_marks() if hasattr(self.source, "content_marks") else {}
-        return marks
+        return fingerprint_of(self.source)
 
     def close(self) -> None:
         """Stores what was computed, and closes the cache and the source."""
         if self._store is not None:
             self._finalizer()
             self._store = None
-        if callable(close := getattr(self.source, "close", None)):
-            close()
+        super().close()
 
     def _compute(self, keys: Sequence[int]) -> Sequence[Any]:
         read = batched_read_of(self.source)

@@ -23,7 +23,7 @@ from millstream.sources import (
     TfdsDataSource,
     ZarrDataSource,
 )
-from millstream.sources.base import RenderedSource
+from millstream.sources.base import ReadsSource
 from millstream.sources.digests import digest
 from millstream.sources.files.multi_file import Files
 from millstream.sources.files.paths import FileIdentity
@@ -42,8 +42,8 @@ def underlying_sources(source: Any) -> Iterator[Any]:
             yield from underlying_sources(member)
     elif isinstance(source, MapDataset):
         yield from _sources_of(node_of(source))
-    elif isinstance(source, RenderedSource) and "source" in vars(source):  # Windows, a cache.
-        yield from underlying_sources(vars(source)["source"])
+    elif isinstance(source, ReadsSource):
+        yield from underlying_sources(source.source)
     else:
         yield source
 
