@@ -44,6 +44,8 @@ def _bytes_of(value: Any) -> int:
             else:
                 return _bytes_of_levels(value)
         return total
+    if type(value) is list and value and _OF_PYTHON.issuperset(map(type, sample := tree.sampled(value))):
+        return sum(map(sys.getsizeof, sample)) * len(value) // len(sample)
     return _shallow_bytes(value) if _is_flat(value) else _bytes_of_levels(value)
 
 

@@ -239,6 +239,9 @@ def _with_copies(value: Any, is_shared: Callable[[NDArray[Any]], bool]) -> Any:
     """Returns a value with copies of the arrays for which `is_shared` is true."""
     if isinstance(value, np.ndarray):
         return value.copy() if is_shared(value) else value
+    # A batch may be a list of thousands of texts. No call of Python is made for each.
+    if type(value) is list and _IMMUTABLE.issuperset(map(type, value)):
+        return value.copy()
     if type(value) is dict:
         return {name: _with_copies(member, is_shared) for name, member in value.items()}
     if isinstance(value, list | tuple):

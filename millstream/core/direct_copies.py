@@ -48,7 +48,14 @@ class DirectCopies:
         rows = self._columns.get(number)
         if rows is None:
             rows = self._columns[number] = _Rows(self.count, array, self._allocate)
-        return rows.copy(array)
+        dtype = array.dtype
+        # Unpickled arrays have equal dtypes. Metadata is not compared by `==`.
+        is_alike = dtype is rows.dtype or (dtype == rows.dtype and dtype.metadata is None)
+        if not is_alike or array.shape != rows.shape:
+            return array.copy()
+        row: NDArray[Any] = rows.next()
+        row[...] = array
+        return row
 
     def batch_of(self, column: Sequence[Any]) -> NDArray[Any] | None:
         """Returns the batch whose rows are exactly these arrays in their order, or None."""
@@ -71,25 +78,15 @@ class _Rows:
     """The rows of a batch, which are filled in order."""
 
     def __init__(self, count: int, example: NDArray[Any], allocate: Allocate) -> None:
-        self._shape, self._dtype = example.shape, example.dtype
+        self.shape, self.dtype = example.shape, example.dtype
         self.batch = allocate((count, *example.shape), example.dtype)[:]
         self._rows = list(self.batch)
         # One object, to which the rows and all views of them refer.
         self._base = self.batch.base
-        self._next = iter(self._rows).__next__
+        self.next = iter(self._rows).__next__
         self._layout = _layout(self._rows[0])
         self._is_taken = False
         self._references = self._count_references()
-
-    def copy(self, array: NDArray[Any]) -> NDArray[Any]:
-        dtype = array.dtype
-        # Unpickled arrays have equal dtypes. Metadata is not compared by `==`.
-        is_alike = dtype is self._dtype or (dtype == self._dtype and dtype.metadata is None)
-        if not is_alike or array.shape != self._shape:
-            return array.copy()
-        row: NDArray[Any] = self._next()
-        row[...] = array
-        return row
 
     def are_taken(self, column: Sequence[Any]) -> bool:
         """Returns True once, if the values are the rows in their order, whose shape and dtype user code can set."""

@@ -35,6 +35,10 @@ def is_even(value: int) -> bool:
     return value % 2 == 0
 
 
+def same(value: Any) -> Any:
+    return value
+
+
 def document(value: int) -> dict[str, Any]:
     return {"tokens": np.zeros(value % 300 + 1, np.int32)}
 
@@ -55,6 +59,17 @@ def copied() -> Any:
     """Dicts in memory, each of which is copied with its array and its list for every reader."""
     records = [{"id": number, "x": np.zeros(4), "tags": [number]} for number in range(1 << 12)]
     return loader_of(records, operator.itemgetter("id"))
+
+
+def images() -> Any:
+    """Arrays in memory that are copied to where their batch will be, and not again."""
+    return loader_of([np.full((96, 64, 3), number, np.uint8) for number in range(256)], same)
+
+
+def listed() -> Any:
+    """Texts in memory, and batches that are lists of them."""
+    texts = [f"The text number {number}." for number in range(1 << 14)]
+    return loader_of(texts, millstream.Batch(64, batch_fn=list), size=None)
 
 
 def stacked() -> Any:
@@ -80,7 +95,7 @@ def chain() -> Any:
     return millstream.MapDataset.source(range(1 << 20)).shuffle(seed=0).map(abs).repeat().to_iter_dataset().batch(64)
 
 
-def loader_of(source: Any, *operations: Any, size: int = 64) -> Any:
+def loader_of(source: Any, *operations: Any, size: int | None = 64) -> Any:
     return millstream.load(
         source,
         shuffle=True,
@@ -92,7 +107,7 @@ def loader_of(source: Any, *operations: Any, size: int = 64) -> Any:
 
 
 CASES: dict[str, Callable[[], Any]] = {
-    make.__name__: make for make in (numbers, filtered, rows, copied, stacked, packed, mixed, chain)
+    make.__name__: make for make in (numbers, filtered, rows, copied, images, listed, stacked, packed, mixed, chain)
 }
 
 
