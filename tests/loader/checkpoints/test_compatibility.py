@@ -9,6 +9,7 @@ from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import ALLOWABLE, Resumption, resumption
 from millstream.loader.checkpoints.fingerprint import Fingerprint
 from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream, combined
+from millstream.loader.pipeline.calls import Cursor
 
 FINGERPRINT = Fingerprint(identity={}, content={"operations[0].map()": "code #1a2b3c4d"}, python="3.11")
 STREAM = Stream(
@@ -89,9 +90,9 @@ def test_a_difference_in_identity_is_named_and_can_be_allowed(
 
 def test_equal_streams_are_compatible_wherever_they_stand() -> None:
     """Step, position and what is skipped say where the stream is, not which stream it is."""
-    assert resumption(STATE, at(STATE, position=0)._replace(step=0)) == Resumption(((5, (0,), False),), ())
+    assert resumption(STATE, at(STATE, position=0)._replace(step=0)) == Resumption((Cursor(5, (0,)),), ())
     begun = at(FILTERED, position=0, skip=(0, 0))
-    assert resumption(FILTERED, begun) == Resumption(((5, (3, 0), False),), ())
+    assert resumption(FILTERED, begun) == Resumption((Cursor(5, (3, 0)),), ())
 
 
 def test_every_difference_is_named_at_once() -> None:
@@ -169,7 +170,7 @@ def test_a_shard_resumes_from_the_places_of_its_logical_shards(count: int) -> No
         own = cursors[index * 4 // count : (index + 1) * 4 // count]
         here = LoaderState(0, tuple(cursor._replace(position=0) for cursor in own), whole.stream)
         here = with_stream(here, shard_index=index, shard_count=count)
-        expected = tuple((cursor.position // 32, cursor.skip, cursor.is_final) for cursor in own)
+        expected = tuple(Cursor(cursor.position // 32, cursor.skip, cursor.is_final) for cursor in own)
         assert resumption(whole, here) == Resumption(expected, ())
 
 
@@ -204,7 +205,7 @@ def test_what_was_skipped_must_mean_something_here() -> None:
     other = at(FILTERED, skip=(0,))
     assert "the numbers of a position: saved 2, here 1" in mismatch(FILTERED, other, *ALLOWABLE)
     assert "one_to_one: saved True, here False" in mismatch(STATE, FILTERED)
-    assert resumption(STATE, FILTERED, {"operations"}) == Resumption(((5, (0, 0), False),), ())
+    assert resumption(STATE, FILTERED, {"operations"}) == Resumption((Cursor(5, (0, 0)),), ())
 
 
 ENDED = with_stream(at(STATE, position=170, is_final=True), length=170)
