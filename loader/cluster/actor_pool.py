@@ -16,7 +16,6 @@ import itertools
 import os
 import pickle
 import socket
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, final
@@ -77,6 +76,7 @@ class ActorPool:
     ) -> None:
         import ray  # noqa: PLC0415
 
+        self._ray: Any = ray
         self._owner = os.getpid()
         self._stopped = False
         pickled, buffers, self.classes = pickle_pipelines([pipeline], workers.worker_init_fn, "workers")
@@ -140,12 +140,12 @@ class ActorPool:
             ValueError: the pool was stopped.
             WorkerDiedError: the cluster is lost.
         """
-        import ray  # noqa: PLC0415
-
         self._check_running()
         begin = time.monotonic()
         references = list(self._awaited)
-        ready, _ = ray.wait(references, num_returns=1 if seconds > 0 else len(references), timeout=max(0.0, seconds))
+        ready, _ = self._ray.wait(
+            references, num_returns=1 if seconds > 0 else len(references), timeout=max(0.0, seconds)
+        )
         waited = min(seconds, time.monotonic() - begin)
         for actor in self.workers:
             actor.clock.passed(waited)
@@ -163,23 +163,20 @@ class ActorPool:
         self._stopped = True
         if not self.is_ours or not self._is_connected:
             return
-        import ray  # noqa: PLC0415
-
         ends = []
         for actor in list(self.workers):
             self._kill(actor)
             # Fails once the cluster has recorded the end of the actor.
             ends.append(actor.handle.ready.remote())
         if ends and self._unreachable_since is None:
-            ray.wait(ends, num_returns=len(ends), timeout=CLOSE_SECONDS, fetch_local=False)
+            self._ray.wait(ends, num_returns=len(ends), timeout=CLOSE_SECONDS, fetch_local=False)
         self._awaited.clear()
         self.workers.clear()
 
     @property
     def _is_connected(self) -> bool:
         """True if this process still has the connection with which the actors were started."""
-        ray = sys.modules["ray"]
-        return bool(ray.is_initialized()) and ray.get_runtime_context().get_job_id() == self._job
+        return bool(self._ray.is_initialized()) and self._ray.get_runtime_context().get_job_id() == self._job
 
     def _check_running(self) -> None:
         if self._stopped:
@@ -201,11 +198,9 @@ class ActorPool:
             self._kill(actor)
 
     def _kill(self, actor: Actor) -> None:
-        import ray  # noqa: PLC0415
-
         # It may be dead already.
-        with contextlib.suppress(ValueError, ray.exceptions.RayError):
-            ray.kill(actor.handle, no_restart=True)
+        with contextlib.suppress(ValueError, self._ray.exceptions.RayError):
+            self._ray.kill(actor.handle, no_restart=True)
 
     def _events(self, ready: Sequence[Any]) -> Iterator[tuple[Actor, Event]]:
         """Yields deaths last."""
@@ -233,11 +228,9 @@ class ActorPool:
 
     def _event(self, reference: Any, call: int | None) -> Event | int | None:
         """Returns the event of a reference, or the process ID of an actor that has become ready."""
-        import ray  # noqa: PLC0415
-
-        errors = ray.exceptions
+        errors = self._ray.exceptions
         try:
-            value = ray.get(reference, timeout=GET_SECONDS)
+            value = self._ray.get(reference, timeout=GET_SECONDS)
         except errors.RayActorError as error:
             if getattr(error, "_actor_init_failed", False):
                 raise WorkerDiedError(f"A Ray actor cannot be started: {error}") from error
@@ -275,19 +268,15 @@ class ActorPool:
                 except ConnectionRefusedError:
                     # Ray would notice this some seconds later, and end this process silently.
                     self._lose_cluster("has lost its raylet, the process of Ray on this machine")
-        if self._silent_checks and self._silent_checks % NODE_CHECKS == 0:
-            import ray  # noqa: PLC0415
-
-            if not any(node["NodeID"] == self._node and node["Alive"] for node in ray.nodes()):
-                self._lose_cluster("counts this machine's node as dead")
+        is_due = self._silent_checks > 0 and self._silent_checks % NODE_CHECKS == 0
+        if is_due and not any(node["NodeID"] == self._node and node["Alive"] for node in self._ray.nodes()):
+            self._lose_cluster("counts this machine's node as dead")
 
     def _lose_cluster(self, what: str) -> None:
         self._stopped = True
         advice = "Ray ends this process soon, unless ray.shutdown() is called before."
         if is_our_connection(self._job):
-            import ray  # noqa: PLC0415
-
-            ray.shutdown()
+            self._ray.shutdown()
             advice = "The next call of next() connects to a cluster again."
         raise WorkerDiedError(
             f"The Ray cluster {self.cluster} {what}, and with it the actors that make the batches. {advice} "
