@@ -14,7 +14,7 @@ import itertools
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,22 +27,20 @@ from millstream.loader.measuring import (
     CONSUMER,
     LOADER,
     NEXT,
+    Event,
     ExecutorStatus,
     Frontend,
     PipelineStatus,
     Profiler,
     Waiter,
 )
+from millstream.loader.pipeline.elements import FailedRecord
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from millstream.loader.engine.worker_choice import WorkerChoice
-    from millstream.loader.measuring import Event
-    from millstream.loader.pipeline.elements import FailedRecord
     from millstream.loader.reporting.preview import Preview, Trace
     from millstream.loader.reporting.snapshot import ComponentCounter, LoaderSnapshot, Measurements, Streams
     from millstream.loader.reporting.summary import Summary
@@ -140,7 +138,7 @@ class Insight:
             yield insight
             yield from insight.everything_below()
 
-    def events(self) -> "list[Event]":
+    def events(self) -> list[Event]:
         """Returns the latest deaths and stalls of workers, also those below, in order."""
         found = [event for one in (self, *self.everything_below()) for event in one.profiler.events.copy()]
         return sorted(found, key=lambda event: event.at)
@@ -188,8 +186,8 @@ class Insight:
         num_batches: int,
         *,
         rows: int,
-        decode: "Callable[[list[int]], str] | None",
-        classes: "Sequence[str] | None",
+        decode: Callable[[list[int]], str] | None,
+        classes: Sequence[str] | None,
         is_batched: bool = False,
         pipeline: Pipeline | None = None,
         source: Any = None,
@@ -269,7 +267,7 @@ class Insight:
             plan, () if before is None else before.earlier
         )
 
-    def errors(self) -> "dict[int, str]":
+    def errors(self) -> dict[int, str]:
         """Returns the latest failed records that were delivered: the error as text, by record key."""
         if self._plan.errors is None:
             return {}
@@ -282,7 +280,7 @@ class Insight:
         keys = {failure.record_key for failure in self._undelivered_errors()}
         return log.count + sum(not log.knows(key, log.count) for key in keys)
 
-    def _undelivered_errors(self) -> "list[FailedRecord]":
+    def _undelivered_errors(self) -> list[FailedRecord]:
         return [failure for iterator in self.living_iterators() for failure in iterator.undelivered_errors()]
 
     def _check_random_access(self, verb: str) -> None:
@@ -369,8 +367,8 @@ class Inspectable:
         num_batches: int = 1,
         *,
         rows: int = 8,
-        decode: "Callable[[list[int]], str] | None" = None,
-        classes: "Sequence[str] | None" = None,
+        decode: Callable[[list[int]], str] | None = None,
+        classes: Sequence[str] | None = None,
     ) -> "Preview":
         """Returns the first batches of the stream, rendered for notebooks: the input of the model.
 
@@ -398,7 +396,7 @@ class Inspectable:
         """Returns arguments of `Insight.preview` for a pipeline that differs from the one that the user wrote."""
         return {}
 
-    def report(self, path: "str | Path") -> "Path":
+    def report(self, path: str | Path) -> Path:
         """Writes a report, a self-contained page or a trace, and returns its path.
 
         The page, `*.html`, contains advice, a rendering of the pipeline, and the deaths and stalls of workers. If the
@@ -444,7 +442,7 @@ class Measured(Waiter):
     def close_with_loader(self, deadline: float | None = None) -> None:
         """Closes an iterator of a loader that is closed, with the deadline of `Engine.close`. The default is none."""
 
-    def call_at_end(self, function: "Callable[[], object]") -> None:
+    def call_at_end(self, function: Callable[[], object]) -> None:
         """Calls a function when the stream has ended, and when the iterator is closed."""
         raise NotImplementedError
 
@@ -471,7 +469,7 @@ class Measured(Waiter):
         """Counts the outputs delivered since the last time."""
         raise NotImplementedError
 
-    def undelivered_errors(self) -> "list[FailedRecord]":
+    def undelivered_errors(self) -> list[FailedRecord]:
         """Returns the failed records that were delivered and not counted yet."""
         return []
 

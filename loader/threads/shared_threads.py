@@ -16,16 +16,11 @@ Guarantees:
 
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Hashable, Sequence, Sized
+from typing import Any, final
 
-from millstream.loader.threads.options import affordable_threads, buffer_budget
+from millstream.loader.threads.options import ReadOptions, affordable_threads, buffer_budget
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence, Sized
-
-    from millstream.loader.threads.options import ReadOptions
-
 
 REMEMBERED_BUFFERS = 4
 """Shares follow the most recent records: about this many buffers of them."""
@@ -38,11 +33,11 @@ MIN_AHEAD = 2
 thread would work while it waits to be taken."""
 
 
-def joint_threads(asked: "Sequence[int]") -> int:
+def joint_threads(asked: Sequence[int]) -> int:
     return affordable_threads(min(sum(asked), max(MAX_SHARED_THREADS, *asked)))
 
 
-def min_buffer_bytes(asked: "Sequence[ReadOptions]") -> int | None:
+def min_buffer_bytes(asked: Sequence[ReadOptions]) -> int | None:
     """Returns the smallest explicit limit of pipelines that share a buffer, or None if none has one."""
     return min([one.max_buffer_bytes for one in asked if one.max_buffer_bytes is not None], default=None)
 
@@ -76,7 +71,7 @@ class SharedThreads:
         """The number of threads that may work concurrently."""
         return self._concurrency.level
 
-    def enter(self, engine: Any, options: "ReadOptions", *, settled: int = 0) -> ReaderThreads:
+    def enter(self, engine: Any, options: ReadOptions, *, settled: int = 0) -> ReaderThreads:
         """Adds an engine, or changes its options, and returns the threads.
 
         Their numbers add up. The largest buffer is that of all, within the smallest explicit `max_buffer_bytes`. Their
@@ -111,7 +106,7 @@ class SharedThreads:
             readers.join(CLOSE_SECONDS if deadline is None else deadline - time.monotonic())
 
     @property
-    def engines(self) -> "Sized":
+    def engines(self) -> Sized:
         """The engines that have entered."""
         return self._records_read
 
