@@ -263,14 +263,16 @@ def _changing_count(operations: Sequence[Transformation], *, skips_errors: bool)
 def check_ends(
     operations: Sequence[Transformation], length: int | None, shard: ShardOptions, *, skips_errors: bool = False
 ) -> None:
-    """Warns if shards may yield different numbers of batches, or last batches of different sizes.
+    """Warns if shards may yield different numbers of batches, last batches of different sizes, or no batch.
 
     Raises:
         ValueError: it is certain, and the shard is one of global arrays.
     """
-    if length is None or shard.shard_count == 1:
+    if length is None:
         return
     if (changing := _changing_count(operations, skips_errors=skips_errors)) is not None:
+        if shard.shard_count == 1:
+            return
         number, effect = changing
         warn(
             f"operations[{number}], {described(operations[number])}, {effect} on each of the "
@@ -290,7 +292,8 @@ def check_ends(
             raise ValueError(f"Cannot build a global array of the last step: {cause}. {remedy}")
         log_warning(f"hosts end differently: {cause}. {remedy}")
     elif length and not ends[0].outputs:
-        log_warning(f"this loader yields nothing, because {records} cannot fill one global batch.")
+        remedy = "Use a smaller batch, or Batch(..., pad_remainder=True)."
+        log_warning(f"this loader yields nothing, because {records} cannot fill one global batch. {remedy}")
 
 
 def _differences(ends: Sequence[ShardEnd], *, has_batches: bool) -> str:

@@ -279,3 +279,20 @@ def test_a_loader_of_no_record_ends_at_once(name: str, num_epochs: int | None) -
             assert list(batches) == []
             assert batches.epoch == 0
     assert len(IndexSampler(0, keys=[])) == 0
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_loader_whose_records_fill_no_batch_says_so(count: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Records that are fewer than a global batch that may not be short are reported, if the order has an end."""
+    shard = ShardOptions(0, count)
+    for size, num_epochs, is_said in ((20, 1, True), (10, 1, False), (20, 2, False), (20, None, False)):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "millstream"):
+            loader = millstream.load(
+                range(10), num_epochs=num_epochs, batch_size=size // count, drop_remainder=True, shard_options=shard
+            )
+        assert ("yields nothing, because 10 records cannot fill one global batch" in caplog.text) == is_said
+        assert (num_epochs is not None and len(loader) == 0) == is_said
+    with caplog.at_level(logging.WARNING, "millstream"):
+        assert [list(batches) for _, batches in loader.epochs(1)] == [[]]
+    assert "cannot fill one global batch" in caplog.text
