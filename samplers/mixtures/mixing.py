@@ -139,9 +139,9 @@ class MixingSchedule:
     ) -> None:
         self._lengths, self._stop, self._batch = tuple(lengths), stop, batch
         # The phases up to the last change of weights. `_whole` finds those that follow.
-        self._begun = list(before)
+        self._begun: Sequence[Phase] = before
         for position, weights in changes:
-            self._change(position, weights)
+            self._begun = self._with_change(self._begun, position, weights)
 
     def changed(self, position: int, weights: tuple[int, ...] | None) -> "MixingSchedule":
         """Returns the schedule with other weights from a position on; None for those that hold before it.
@@ -183,63 +183,56 @@ class MixingSchedule:
 
     @functools.cached_property
     def _whole(self) -> _Whole:
-        phases = self._begun.copy()
-        length = self._end(phases, None)
+        phases, length = self._continued(self._begun, None)
         if not phases[-1].having:
             # No component is left: the mixture ends where this phase would begin.
-            phases.pop()
+            phases = phases[:-1]
         return _Whole(tuple(phases), np.array([phase.start for phase in phases], dtype=np.int64), length)
 
-    def _change(self, position: int, weights: tuple[int, ...] | None) -> None:
-        drawn = (0,) * len(self._lengths)
-        if self._begun:
-            end = self._end(self._begun, position)
+    def _with_change(self, phases: Sequence[Phase], position: int, weights: tuple[int, ...] | None) -> Sequence[Phase]:
+        """Returns the phases with those up to a position, where other weights begin; None for the same ones."""
+        drawn: tuple[int, ...] = (0,) * len(self._lengths)
+        if phases:
+            phases, end = self._continued(phases, position)
             if end is not None:
                 raise ValueError(
                     f"position must be between 0 and {end * self._batch}, because the mixture ends there, got "
                     f"{position * self._batch}. For positions in later epochs, give the samplers of the components a "
                     "larger num_epochs, or None."
                 )
-            drawn = self._begun[-1].drawn_at(position) if weights else drawn
-        if weights:
-            self._begin(self._begun, Phase(position, weights, drawn))
+            drawn = phases[-1].drawn_at(position) if weights else drawn
+        return [*phases, self._phase(position, weights, drawn)] if weights else phases
 
-    def _begin(self, phases: list[Phase], phase: Phase) -> None:
-        """Adds a phase; components that drop out at their end have no turn in it if they are through."""
+    def _phase(self, start: int, weights: tuple[int, ...], drawn: tuple[int, ...]) -> Phase:
+        """Returns the phase from a position on. Components that drop out at their end have no turn after it."""
         if self._stop == DROP_EXHAUSTED:
             left = [
-                weight if length is None or drawn < length else 0
-                for weight, drawn, length in zip(phase.weights, phase.drawn, self._lengths, strict=True)
+                weight if length is None or count < length else 0
+                for weight, count, length in zip(weights, drawn, self._lengths, strict=True)
             ]
-            phase = dataclasses.replace(phase, weights=reduced(left) if any(left) else tuple(left))
-        phases.append(phase)
+            weights = reduced(left) if any(left) else tuple(left)
+        return Phase(start, weights, drawn)
 
-    def _end(self, phases: list[Phase], until: int | None) -> int | None:
-        """Returns the end of the mixture if it is before position `until`; adds the phases that begin before it.
+    def _continued(self, phases: Sequence[Phase], until: int | None) -> tuple[Sequence[Phase], int | None]:
+        """Returns the phases with those in which components have dropped out, and the end of the mixture.
 
-        Args:
-            phases: the phases from the first one on. Those are added in which some component has dropped out.
-            until: a position, at which other weights begin; None for no limit.
+        Those and the end count only before position `until`, at which other weights begin; None for no limit.
         """
+        phase = phases[-1]
         if self._stop == FIRST_EXHAUSTED:
-            phase = phases[-1]
             lacks = [(component, max(length, phase.drawn[component])) for component, length in self._ending(phase)]
-            return phase.first_before(until, lacks)
+            return phases, phase.first_before(until, lacks)
         if self._stop == ALL_EXHAUSTED:
-            return self._all_through(phases[-1], until)
-        while phases[-1].having:
-            phase = phases[-1]
-            last = phase.first_before(
-                None if until is None else until - 1,
-                [(component, length - 1) for component, length in self._ending(phase)],
-            )
-            if last is None:
-                return None
-            if last + 1 >= POSITION_LIMIT:
-                # No position from there on is ever located.
-                return last + 1
-            self._begin(phases, Phase(last + 1, phase.weights, phase.drawn_at(last + 1)))
-        return phases[-1].start
+            return phases, self._all_through(phase, until)
+        found = list(phases)
+        while (phase := found[-1]).having:
+            last_elements = [(component, length - 1) for component, length in self._ending(phase)]
+            last = phase.first_before(None if until is None else until - 1, last_elements)
+            # No position from POSITION_LIMIT on is ever located.
+            if last is None or last + 1 >= POSITION_LIMIT:
+                return found, None if last is None else last + 1
+            found.append(self._phase(last + 1, phase.weights, phase.drawn_at(last + 1)))
+        return found, found[-1].start
 
     def _ending(self, phase: Phase) -> list[tuple[int, int]]:
         found = [(component, self._lengths[component]) for component in phase.having]
