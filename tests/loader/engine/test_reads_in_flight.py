@@ -123,7 +123,6 @@ def test_sixteen_reads_are_in_flight_by_default(worker_count: int) -> None:
 
 def test_with_auto_more_reads_are_in_flight_if_all_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads of this process become as many as those of two workers, and `summary` says so."""
-    monkeypatch.setattr("millstream.loader.engine.auto.WINDOW_SECONDS", 0.0)
     monkeypatch.setattr("millstream.loader.execution.available_cores", lambda: 2)
     with loader_of(Storage(32), "Batch", worker_count="auto") as loader:
         with iter(loader) as iterator:
