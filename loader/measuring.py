@@ -372,7 +372,7 @@ class Profiler:
 
         return run_measured if self.costs is None else self._with_costs(stage, run_measured, self.costs)
 
-    def _with_costs(self, stage: str, function: Callable[..., ResultT], costs: "CostMeter") -> Callable[..., ResultT]:
+    def _with_costs(self, stage: str, function: Callable[..., ResultT], costs: CostMeter) -> Callable[..., ResultT]:
 
         self._last[stage] = function
 

@@ -262,7 +262,7 @@ class Views(Protocol):
     def living_iterators(self) -> Sequence[Any]: ...
 
 
-_served: "weakref.WeakKeyDictionary[Views, int]" = weakref.WeakKeyDictionary()
+_served: weakref.WeakKeyDictionary[Views, int] = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
 
 

@@ -69,7 +69,7 @@ class RecycledMemory:
         self._idle.setdefault(len(memory), deque()).append(memory)
 
 
-def _return_buffer(owner: "weakref.ref[RecycledMemory]", memory: NDArray[np.uint8]) -> None:
+def _return_buffer(owner: weakref.ref[RecycledMemory], memory: NDArray[np.uint8]) -> None:
     """Returns a buffer to its owner. Arrays that are kept do not keep the owner's other buffers alive."""
     if (recycled := owner()) is not None:
         recycled.keep(memory)

@@ -261,7 +261,7 @@ class ReaderThreads:
         self._jobs.put(None)
 
 
-_all_readers: "weakref.WeakSet[ReaderThreads]" = weakref.WeakSet()
+_all_readers: weakref.WeakSet[ReaderThreads] = weakref.WeakSet()
 
 
 @functools.cache
