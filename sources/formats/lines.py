@@ -186,13 +186,13 @@ def _decoded_together(spans: list[bytes]) -> list[str] | None:
     """
     content = b"".join(spans)
     lengths = np.fromiter(map(len, spans), np.int64, len(spans))
-    if not lengths.all() or content.count(b"\n") != len(spans):
-        return None
-    if (np.frombuffer(content, np.uint8)[lengths.cumsum() - 1] != _NEWLINE).any():
+    if not lengths.all() or (np.frombuffer(content, np.uint8)[lengths.cumsum() - 1] != _NEWLINE).any():
         return None
     try:
         lines = content.decode().split("\n")
     except UnicodeDecodeError:
+        return None
+    if len(lines) != len(spans) + 1:
         return None
     lines.pop()
     return [line.removesuffix("\r") for line in lines] if b"\r" in content else lines
