@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,50 @@ def test_children_of_a_generator_are_refused(use: Callable[[np.random.Generator]
         with pytest.raises(TypeError, match="Draw a seed from it"):
             use(rng)
     assert np.random.default_rng(rng.integers(2**63)).random() == pytest.approx(0.5, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda rng: rng,
+        lambda rng: rng.random,
+        lambda rng: rng.bit_generator,
+        lambda rng: rng.bit_generator.random_raw,
+    ],
+    ids=["generator", "method", "bit generator", "its method"],
+)
+def test_generators_that_are_kept_are_not_used_again(keep: Callable[[np.random.Generator], object]) -> None:
+    """What a function has kept of its generator stays as it was when later ones are used."""
+    iterator = generators(7, np.array([2]), np.array([3]))
+    kept = next(iterator)
+    used, kept_part = id(kept.bit_generator), keep(kept)
+    del kept, iterator
+    for row in range(3):
+        for rng in generators(8, np.array([row]), np.array([row])):
+            assert id(rng.bit_generator) != used
+    assert kept_part is not None
+
+
+def test_iterators_of_generators_share_nothing() -> None:
+    """Generators that are in use at the same time, in one thread or in several, have their own streams."""
+    rows = np.arange(50)
+
+    def drawn(seed: int) -> list[float]:
+        return [rng.random() for rng in generators(seed, rows, rows)]
+
+    expected = [[generator(seed, row, row).random() for row in rows.tolist()] for seed in range(4)]
+    together = zip(*(generators(seed, rows, rows) for seed in range(4)), strict=True)
+    assert [[rng.random() for rng in of_row] for of_row in together] == [
+        list(row) for row in zip(*expected, strict=True)
+    ]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(drawn, [*range(4)] * 50)) == expected * 50
+
+
+def test_a_generator_that_nobody_keeps_is_used_again() -> None:
+    """The next batch has the same object."""
+    first = {id(rng) for rng in generators(7, np.array([2]), np.array([3]))}
+    assert {id(rng) for rng in generators(7, np.array([3]), np.array([4]))} == first
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
