@@ -33,7 +33,7 @@ from millstream import (
 from millstream.core.randomness import Purpose, derive_seed
 from millstream.loader.threads.reader_threads import THREAD_NAME
 from millstream.transforms import Transformation
-from support.laws import INLINE, assert_shards_agree
+from support.laws import INLINE
 
 SIZES = {"a": 7, "b": 11, "c": 4}
 
@@ -179,17 +179,6 @@ def test_record_keys_say_what_a_batch_is_made_of() -> None:
     loader = mixed([Batch(6, batch_fn=list)])
     for step, batch in enumerate(take(loader, 5)):
         assert loader.locate(loader.record_keys(step)) == [(name, None, key) for name, key in batch]
-
-
-def test_shards_of_a_mixture_are_the_mixture() -> None:
-    """The batches of all shards laid end to end are the mixture's, and a state moves to another number of shards."""
-
-    def make(index: int, count: int) -> DataLoader:
-        operations = [RandomMapTransform(draw), Batch(6 // count, batch_fn=list)]
-        return mixed(operations, shard_options=ShardOptions(index, count))
-
-    for step in (0, 1):
-        assert_shards_agree(make, (2, 3), step, 6)
 
 
 @pytest.mark.parametrize("operations", [[Batch(2)], [Batch(1), Batch(2)], []])
