@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from millstream.core.checks import as_integer, named_arguments
 from millstream.core.randomness import Purpose, derive_seed
-from millstream.samplers.order import EpochSampler, by_number, counted_crc, equal_to, integers, whole_numbers
+from millstream.samplers.order import EpochSampler, by_number, counted_crc, integers, whole_numbers
 from millstream.samplers.permutation import permute
 from millstream.sharding import ShardOptions
 
@@ -114,9 +114,6 @@ class HierarchicalSampler(EpochSampler):
             f"HierarchicalSampler units={counted_crc(self.unit_sizes)} num_records={self.num_records} "
             f"window_units={self.window_units} seed={self.seed}{keys}"
         )
-
-    def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return super()._elements_of(keys) if self.keys is None else equal_to(self.keys, keys)
 
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
         rows = self._windows_of(epoch).keys(offsets)

@@ -14,7 +14,7 @@ from millstream.core.checks import as_flag, as_integer, as_integer_or_none, as_o
 from millstream.core.randomness import generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range
-from millstream.samplers.order import EpochSampler, Occurrences, checked_seed, counted_crc, equal_to, integers
+from millstream.samplers.order import EpochSampler, Occurrences, checked_seed, counted_crc, integers
 from millstream.samplers.permutation import permute, permute_one
 from millstream.sharding import NoSharding, ShardOptions
 
@@ -127,11 +127,6 @@ class IndexSampler(EpochSampler):
         record_key = row if self.keys is None else int(self.keys[row])
         rng = None if self.seed is None else generator(self.seed, epoch, position, operation=0)
         return RecordMetadata(position, record_key, rng)
-
-    def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        if self.keys is not None:
-            return equal_to(np.asarray(self.keys, np.int64), keys)
-        return super()._elements_of(keys)
 
     def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
         """Returns the occurrences of keys before a position: many epochs in one call, if there are few keys."""

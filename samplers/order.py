@@ -248,7 +248,11 @@ class EpochSampler(Order):
 
     def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the elements of each epoch with the given keys: the index of the key, and the element's number."""
-        rows = np.flatnonzero((keys >= 0) & (keys < self.num_records))
+        chosen = getattr(self, "keys", None)
+        if chosen is not None:
+            return equal_to(np.asarray(chosen, np.int64), keys)
+        # Some have not as many positions per epoch as their source has records.
+        rows = np.flatnonzero((keys >= 0) & (keys < getattr(self, "num_source_records", self.num_records)))
         return rows, keys[rows]
 
     @abc.abstractmethod

@@ -199,10 +199,6 @@ class WeightedSampler(EpochSampler):
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
         return self._record_keys(offsets + epoch * self.num_records)
 
-    def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        rows = np.flatnonzero((keys >= 0) & (keys < self.num_source_records))
-        return rows, keys[rows]
-
     def _offsets_of(self, elements: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         begin = epoch * self.num_records
         point = int(self._offsets_in(np.array([epoch]))[0])
