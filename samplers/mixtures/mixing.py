@@ -99,11 +99,20 @@ class Phase:
     def first_before(self, until: int | None, elements: Sequence[tuple[int, int]]) -> int | None:
         """Returns the first of the positions of elements, (component, index), if it is before `until`."""
         first, period = until, sum(self._turns)
-        for component, index in elements:
-            earliest = earliest_position(period, self.weights[component], index - self.drawn[component])
-            if first is None or self.start + earliest < first:
-                position = self.position_of(component, index)
-                first = position if first is None else min(first, position)
+        candidates = [
+            (
+                self.start + earliest_position(period, self.weights[component], index - self.drawn[component]),
+                component,
+                index,
+            )
+            for component, index in elements
+        ]
+        # The first ones rule out nearly all others, and a position takes long to compute.
+        for earliest, component, index in sorted(candidates):
+            if first is not None and earliest >= first:
+                break
+            position = self.position_of(component, index)
+            first = position if first is None else min(first, position)
         return None if first == until else first
 
 
