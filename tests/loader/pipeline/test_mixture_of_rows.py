@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from millstream import (
     Batch,
@@ -113,23 +111,18 @@ def test_any_number_of_shards_makes_the_same_global_batches(shards: int, is_nest
     assert_shards_agree(part, [shards], step, 1)
 
 
-@settings(max_examples=30)
-@given(positions=st.lists(st.integers(0, 500), max_size=8))
-def test_any_rows_alone_give_the_same(positions: list[int]) -> None:
-    """The pieces of any rows, in any order, are those of each alone; keys are in the sources laid end to end."""
-    order = nested()
-    starts, *columns = map(np.asarray, order.segments_at(np.array(positions, dtype=np.int64)))
-    assert starts[0] == 0
-    assert starts[-1] == len(columns[0])
-    for row, position in enumerate(positions):
-        _, *alone = map(np.asarray, order.segments_at(np.array([position])))
-        assert [c[starts[row] : starts[row + 1]].tolist() for c in columns] == [c.tolist() for c in alone]
-        ((component,), (index,)) = order.locate(np.array([position]))
-        own = order.samplers[component].segments_at(np.array([index])).elements
-        assert (alone[0] - own).tolist() == [0 if component == 0 else SIZES["web"]] * len(own)
-    assert order.largest_key == sum(SIZES.values()) - 1
+def test_a_mixture_in_a_mixture_has_the_rows_of_its_innermost_orders() -> None:
+    """Tokens, indices and draws are those of a loader of the component; lengths are those of all documents."""
+    inner = ConcatenatedDataSource([documents("books"), documents("code")])
+    loader = inline_loader(ConcatenatedDataSource([documents("web"), inner]), nested(), *OPERATIONS)
+    rows = take(loader, 36)
+    for number, name in enumerate(SIZES, 1):
+        own = [row for row in rows if row["tokens"][0] // 10**6 == number]
+        assert len(own) > 5
+        assert all(map(same, own, take(inline_loader(documents(name), sampler_of(name), *OPERATIONS), len(own))))
+    assert nested().largest_key == sum(SIZES.values()) - 1
     keys = np.arange(sum(SIZES.values()))
-    assert order.lengths_at(keys).tolist() == np.concatenate([lengths_of(name) for name in SIZES]).tolist()
+    assert nested().lengths_at(keys).tolist() == np.concatenate([lengths_of(name) for name in SIZES]).tolist()
 
 
 def test_an_order_ends_as_rows_do() -> None:
