@@ -164,7 +164,7 @@ def test_children_of_a_generator_are_refused(use: Callable[[np.random.Generator]
     ids=["generator", "method", "bit generator", "its method"],
 )
 def test_generators_that_are_kept_are_not_used_again(keep: Callable[[np.random.Generator], object]) -> None:
-    """What a function has kept of its generator stays as it was when later ones are used."""
+    """A generator that a function has kept stays as it was when later ones are used."""
     iterator = generators(7, np.array([2]), np.array([3]))
     kept = next(iterator)
     used, kept_part = id(kept.bit_generator), keep(kept)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 _POINTERS, _KEY, _COUNTER = 16, 48, 64
 """The size of the two pointers in bytes, and the offsets of key and counter after them, which are adjacent."""
 
-_WORDS, _FIRST_WORD = 12, _KEY // 8
+_STATE_LENGTH, _FIRST_WORD = 12, _KEY // 8
 """The number of words of 64 bits after the pointers, and of those before the key. At the start of a stream, all fields
 but `buffer_pos`, key and counter are zero.
 """
@@ -71,7 +71,7 @@ def _set_property(bit_generator: "np.random.BitGenerator", stream: list[int]) ->
 
 
 def _states(words: NDArray[np.uint64]) -> bytes:
-    states = np.zeros((len(words), _WORDS), np.uint64)
+    states = np.zeros((len(words), _STATE_LENGTH), np.uint64)
     states.view(np.intc)[:, 0] = _NOTHING_BUFFERED
     states[:, _FIRST_WORD:] = words
     return states.tobytes()
@@ -86,7 +86,7 @@ def _memory_of(bit_generator: "np.random.BitGenerator") -> _Memory | None:
     state = address + _POINTERS
     if list((ctypes.c_uint64 * 2).from_address(address)) != [state + _COUNTER, state + _KEY]:
         return None
-    return (ctypes.c_char * (8 * _WORDS)).from_address(state)
+    return (ctypes.c_char * (8 * _STATE_LENGTH)).from_address(state)
 
 
 @functools.cache

@@ -54,7 +54,7 @@ SHAPES: dict[str, tuple[Shape, int]] = {
     "zip": (lambda parts: parts[0].zip(*parts[1:]), NUM_PARTS),
     "mix of zips": (lambda parts: IterDataset.mix([parts[0].zip(parts[1]), parts[2].zip(parts[3])]), NUM_PARTS),
 }
-"""How a number of chains become one stream, and the number of them that are read."""
+"""Functions that make one stream of a number of chains, with the number of them that are read."""
 
 
 def records_of(element: Any) -> list[Any]:

@@ -30,7 +30,7 @@ def in_workers(chance: random.Random) -> Place:
 
 
 class Reading(NamedTuple):
-    """What an iterator yields: the states are those before, between and after the elements, and at the end."""
+    """The elements of an iterator, and its states: those before, between and after the elements, and at the end."""
 
     values: list[Any]
     error: str | None

@@ -234,7 +234,7 @@ def streamed_chains() -> None:
 
 
 def tools() -> None:
-    """What is computed once, written, checked or shared over a mesh."""
+    """Calls that compute something once, write, check, or share a batch over a mesh."""
     source = millstream.ArrayRecordDataSource("a")
     assert_type(millstream.surviving_keys(source, [millstream.Filter[bytes](bool)]), NDArray[np.int64])
     assert_type(millstream.convert(source, "b.array_record", num_shards=2), list[str])

@@ -30,7 +30,7 @@ SPOTS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where the elements of a stream are computed.
+    """The place in which the elements of a stream are computed.
 
     Attributes:
         reading: the threads of all chains; None for those that each was drawn with.
