@@ -297,7 +297,7 @@ def test_threads_that_begin_together_get_the_same_pipelines() -> None:
         for _ in range(5):
             step = step_of(MapDataset.range(10).map(str).map(len).to_iter_dataset(INLINE))
             fixed, barrier = fixed_chain(step, Chain.of(step)), threading.Barrier(4)
-            found = []
+            found: list[Any] = []
 
             def begin(fixed: Any = fixed, barrier: Any = barrier, found: Any = found) -> None:
                 barrier.wait()
