@@ -18,8 +18,8 @@ from typing import ClassVar, Self
 import psutil
 
 import millstream
+from millstream.loader.engine.crew import WorkerSlots
 from millstream.loader.engine.engine import Engine
-from millstream.loader.engine.workers import WorkerSlots
 from support.faults.memory_limits import memory_limit
 from support.processes.worker_pools import blameless_workers, fork_server_of, place_of, pool_of, send
 
