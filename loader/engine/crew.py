@@ -109,10 +109,10 @@ class Crew:
             workers.pause()
 
     def close(self) -> None:
-        """Ends the workers. Idempotent and thread-safe."""
-        workers, self.current = self.current, None
-        if workers is not None:
+        """Ends the workers. Idempotent, also after an interrupt, and thread-safe."""
+        if (workers := self.current) is not None:
             workers.close()
+            self.current = None
 
     def end(self) -> None:
         """Ends the workers, also idle ones, now and in future, because the iterator is closed."""

@@ -95,11 +95,11 @@ class Schedule:
     def records_ahead(self) -> int:
         """The number of records in the backlog: those that calls of stage 0 read, and elements in later stages."""
         in_flight = sum([call.num_records for queue in self._active for call in queue.pending])
-        return in_flight + sum(outputs.num_records for outputs in self._outputs)
+        return in_flight + sum([outputs.num_records for outputs in self._outputs])
 
     def bytes_ahead(self, block_bytes: float) -> float:
         """Returns the estimated size of the backlog in bytes, given the expected size of a block."""
-        held = float(sum(outputs.num_bytes for outputs in self._outputs))
+        held = float(sum([outputs.num_bytes for outputs in self._outputs]))
         for queue in self._active:
             for call in queue.pending:
                 if call.num_bytes is not None:
