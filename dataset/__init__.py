@@ -18,7 +18,7 @@ splitting.py         disjoint parts of a source
 grain_compat/        the other names of `millstream.experimental`: more datasets, and functions for a user's own
 
 A new operation of a stream is a `StreamStep`; one that draws from several streams is a `Join`, a module in joins/ with
-its iterator, a `RecoveringIterator`. A new step of a MapDataset is a `Node`, with an inverse if it moves positions. Its
+its `JoinedInput`. A new step of a MapDataset is a `Node`, with an inverse if it moves positions. Its
 method is one of the façade, and `tests/dataset/test_protocol.py` lists all iterators.
 """
 

@@ -14,7 +14,8 @@ from millstream.dataset.chain_rendering import check_no_stream, first_element
 from millstream.dataset.iterators.chain_iterator import ReadIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
-from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.inputs import Input, JoinedInput, input_of
+from millstream.dataset.iterators.join_iterator import JoinIterator, iterator_of
 from millstream.dataset.iterators.running import ALONE, FixedChain, Running, Shared
 from millstream.dataset.nodes.source_node import HANDED, copied_with
 from millstream.dataset.options import DatasetOptions
@@ -35,8 +36,17 @@ _BEGIN = "_begin"
 """The attribute of a step with the function that begins its iterators, made for the first one. It is not pickled."""
 
 
-def opened(step: StreamStep, shared: Shared = ALONE) -> DatasetIterator[Any]:
-    """Returns a new iterator of the chain that ends with a step, below the join of `shared`."""
+def opened(step: StreamStep) -> DatasetIterator[Any]:
+    """Returns a new iterator of the chain that ends with a step."""
+    return iterator_of(_opened(step, ALONE))
+
+
+def _input(step: StreamStep, shared: Shared) -> Input:
+    """Returns a new input of the chain that ends with a step, below the join of `shared`."""
+    return input_of(_opened(step, shared))
+
+
+def _opened(step: StreamStep, shared: Shared) -> DatasetIterator[Any] | Input:
     is_alone = shared is ALONE
     warm = warm_workers_of(step)
     if is_alone and warm.fixed is not None and (begin := vars(step).get(_BEGIN)) is not None:
@@ -71,10 +81,10 @@ def opened(step: StreamStep, shared: Shared = ALONE) -> DatasetIterator[Any]:
         return _after_join(leaf, chain, fixed, running)
     if isinstance(leaf, OwnStream):
         leaf = dataclasses.replace(leaf, dataset=_handed_down(leaf.dataset, shared.options))
-    return _followed(leaf.opened(functools.partial(opened, shared=shared.combined())), chain, fixed, running)
+    return _followed(leaf.opened(functools.partial(_input, shared=shared.combined())), chain, fixed, running)
 
 
-def _after_join(join: Join, chain: Chain, fixed: FixedChain, running: Running) -> DatasetIterator[Any]:
+def _after_join(join: Join, chain: Chain, fixed: FixedChain, running: Running) -> DatasetIterator[Any] | Input:
     following = join.followed_by(fixed, running, chain.reading, functools.partial(drawn, join))
     if following is not None:
         return following
@@ -88,21 +98,24 @@ def _after_join(join: Join, chain: Chain, fixed: FixedChain, running: Running) -
     return _followed(drawn(join, shared), chain, fixed, running)
 
 
-def _followed(stream: DatasetIterator[Any], chain: Chain, fixed: FixedChain, running: Running) -> DatasetIterator[Any]:
-    """Returns an iterator of the operations of a chain after the iterator of its leaf."""
+def _followed(
+    stream: DatasetIterator[Any] | Input, chain: Chain, fixed: FixedChain, running: Running
+) -> DatasetIterator[Any] | Input:
+    """Returns an iterator of the operations of a chain after its leaf."""
     if not fixed.operations:
         # Nothing is left to prefetch, so that a state is that of the stream.
         return stream
     if len(fixed.operations) == chain.num_local:
         running = dataclasses.replace(running, workers=NO_WORKERS)
-    return FedIterator(stream, fixed, running)
+    return FedIterator(input_of(stream), fixed, running)
 
 
-def _drawn_by_workers(join: Join, chain: Chain, running: Running) -> tuple[RecoveringIterator[Any], Running]:
-    """Returns an iterator of a join, the chains below which run in one set of worker processes.
+def _drawn_by_workers(join: Join, chain: Chain, running: Running) -> tuple[JoinedInput | JoinIterator, Running]:
+    """Opens a join, the chains below which run in one set of worker processes.
 
     Returns:
-        The iterator, and the execution of the operations after it, some of which may run in the same workers.
+        The join, or an iterator of it that has the workers, and the execution of the operations after it, some of which
+        may run in the same workers.
     """
     from millstream.loader.engine.crew import Crew  # noqa: PLC0415  (lazy: for workers)
 
@@ -110,17 +123,18 @@ def _drawn_by_workers(join: Join, chain: Chain, running: Running) -> tuple[Recov
     stream = drawn(join, shared)
     if len(chain.operations) > chain.num_local:
         return stream, dataclasses.replace(running, shared=shared)
-    stream.run_by(crew, running.workers, running.reading)
-    running.staff(crew, stream.profiler)
-    return stream, running
+    iterator = JoinIterator(stream)
+    iterator.run_by(crew, running.workers, running.reading)
+    running.staff(crew, iterator.profiler)
+    return iterator, running
 
 
-def drawn(join: Join, shared: Shared) -> RecoveringIterator[Any]:
-    """Returns an iterator of a join that draws in the consumer's thread."""
-    iterator = join.opened(functools.partial(opened, shared=shared))
-    iterator.name = join.text
-    iterator.draw_again = functools.partial(_drawn_again, join)
-    return iterator
+def drawn(join: Join, shared: Shared) -> JoinedInput:
+    """Returns a join that draws in the consumer's thread."""
+    joined = join.opened(functools.partial(_input, shared=shared))
+    joined.name = join.text
+    joined.draw_again = functools.partial(_drawn_again, join)
+    return joined
 
 
 def _drawn_again(join: Join, count: int) -> tuple[list[Any], bool]:

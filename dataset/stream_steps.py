@@ -13,7 +13,7 @@ from millstream.core.randomness import Purpose, derive_seed
 from millstream.dataset.arguments import count_random_maps, longest_count, nearest_seed, seed_for
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.foreign_iterators import description_of_stream, iterator_of_iterable, with_states
-from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.inputs import Input, JoinedInput
 from millstream.dataset.iterators.running import FixedChain, Running, Shared
 from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.source_node import HANDED
@@ -101,7 +101,7 @@ class Read(StreamStep):
         return dataclasses.replace(self, above=tuple(above), reading=NO_THREADS)
 
 
-OpenBelow: TypeAlias = Callable[[Any], DatasetIterator[Any]]
+OpenBelow: TypeAlias = Callable[[Any], Input]
 """Opens a step with the threads, workers and options of the chain that draws from it."""
 
 
@@ -111,8 +111,8 @@ class Leaf(StreamStep):
     is_leaf = True
 
     @abc.abstractmethod
-    def opened(self, open_below: OpenBelow) -> DatasetIterator[Any]:
-        """Returns a new iterator."""
+    def opened(self, open_below: OpenBelow) -> DatasetIterator[Any] | Input:
+        """Returns a new iterator, or the input of one."""
 
 
 @final
@@ -132,7 +132,7 @@ class FromIterable(Leaf):
     def _description(self) -> dict[str, dict[str, str]]:
         return description_of_stream("IterDataset.source", {"iterable": self.iterable})
 
-    def opened(self, open_below: OpenBelow) -> DatasetIterator[Any]:
+    def opened(self, open_below: OpenBelow) -> DatasetIterator[Any] | Input:
         del open_below
         return iterator_of_iterable(self.iterable, self._name, lambda: self._description)
 
@@ -310,14 +310,14 @@ class Join(Leaf):
     requested_reading = None
 
     @abc.abstractmethod
-    def opened(self, open_below: OpenBelow) -> RecoveringIterator[Any]: ...
+    def opened(self, open_below: OpenBelow) -> JoinedInput: ...
 
     def followed_by(
         self,
         chain: FixedChain,  # noqa: ARG002  (for subclasses with a faster way)
         running: Running,  # noqa: ARG002
         reading: ReadOptions | None,  # noqa: ARG002
-        draw: Callable[[Shared], RecoveringIterator[Any]],  # noqa: ARG002
+        draw: Callable[[Shared], JoinedInput],  # noqa: ARG002
     ) -> DatasetIterator[Any] | None:
         """Returns an iterator of the operations of a chain after this join; None to draw its elements.
 

@@ -33,7 +33,7 @@ from millstream.loader.engine.engine import Engine, GivenUp
 from millstream.loader.execution import Execution
 from millstream.loader.measuring import ExecutorStatus
 from millstream.loader.pipeline.calls import Blocks, Cursor, Outputs, Position
-from millstream.loader.pipeline.elements import Elements, FailedRecord, SourceEnded
+from millstream.loader.pipeline.elements import Elements, FailedRecord, Origins, SourceEnded
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.steps import copies_of_held, writable_copies
 from millstream.loader.run_changes import Beginning, RunningIterator
@@ -206,23 +206,25 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         values[row] = None
         return value
 
-    def take(self, limit: int) -> Elements:
-        """Returns fetched outputs with their origins, at least one and at most `limit`. It raises as `next`.
-
-        They are for operations, which do not change them.
-        """
-        self._copies = False
+    def fetch(self, *, shares: bool = False) -> None:
+        """Fetches outputs if all were taken, as `next`. With `shares`, operations get them, which change none."""
+        self._copies = self._copies and not shares
         if self._row == self._stop:
             self._check_open()
             self._alone(self._fetch)
-        outputs, values, row = self._outputs, self._values, self._row
-        if outputs is None:
-            raise AssertionError("fetched")
-        stop = min(row + limit, self._stop)
-        taken = Elements(values[row:stop], outputs.origins.take(slice(row, stop)))
-        self._row, self._step = stop, self._step + stop - row
-        values[row:stop] = [None] * (stop - row)
+
+    def take(self, count: int) -> list[Any]:
+        """Returns the next outputs, which were fetched."""
+        values, row, stop = self._values, self._row, self._row + count
+        taken = values[row:stop]
+        self._row, self._step = stop, self._step + count
+        values[row:stop] = [None] * count
         return taken
+
+    def take_elements(self, count: int) -> Elements:
+        """Returns the same with their origins."""
+        outputs, rows = self._outputs, slice(self._row, self._row + count)
+        return Elements(self.take(count), Origins.none() if outputs is None else outputs.origins.take(rows))
 
     def count_delivered(self) -> None:
         # The swap is one statement without a call, so that no two threads count the same batches.
@@ -567,10 +569,13 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         """Returns the position of the next output. Any thread may call it."""
         return self.position_and_step()[0]
 
-    def position_and_step(self) -> tuple[Position, int]:
-        """Returns the position of the next output, and its step. Any thread may call it."""
+    def position_and_step(self, back: int = 0) -> tuple[Position, int]:
+        """Returns the position of the next output, and its step. Any thread may call it.
+
+        They are those of an earlier one, `back` outputs before it, if all of these were fetched together.
+        """
         # One statement without a call, where no other thread can move on or close the iterator.
-        outputs, row, position, step = self._outputs, self._row, self._start, self._step
+        outputs, row, position, step = self._outputs, self._row - back, self._start, self._step - back
         return (position if outputs is None or row <= outputs.first else outputs.position_after(row - 1)), step
 
     def _deliver_failures(self, error: BaseException | None) -> None:

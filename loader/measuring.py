@@ -417,22 +417,6 @@ class Profiler:
         if self.on_wait is not None:
             self.on_wait()
 
-    def waited_often(
-        self, returned_at: float | None, waits: Sequence[tuple[float, float]], total: int, *, is_first: bool
-    ) -> None:
-        """Records several waits for one output each, in order, and the time between them.
-
-        `returned_at` is the end of the wait before, if any, and `total` the number of all waits so far.
-        """
-        self._consumer = threading.get_ident()
-        seconds = [stop - start for start, stop in waits]
-        self._seconds[NEXT] += sum(seconds)
-        self._seconds[CONSUMER] += waits[-1][1] - (waits[0][0] if returned_at is None else returned_at) - sum(seconds)
-        self.first_seconds += seconds.pop(0) if is_first else 0.0
-        self.waits.extend(seconds)
-        # The time after the last output is not known yet; the end of a stream is waited for, too.
-        self.timed_outputs = min(self.outputs, total - 1)
-
     def delivered(self, outputs: int, records: int) -> None:
         self.outputs += outputs
         self.records += records

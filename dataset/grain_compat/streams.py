@@ -8,6 +8,7 @@ from millstream.core.checks import as_flag, as_integer
 from millstream.dataset.chain import Chain
 from millstream.dataset.iter_dataset import IterDataset, made
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.join_iterator import iterator_of
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.node_source import node_of
 from millstream.dataset.options import DatasetOptions
@@ -543,7 +544,7 @@ class _Placed(Leaf):
     reads_in_threads = False
 
     def opened(self, open_below: OpenBelow) -> DatasetIterator[Any]:
-        return _PlacedIterator(open_below(*self.above), self.placement, self.buffer_size)
+        return _PlacedIterator(iterator_of(open_below(*self.above)), self.placement, self.buffer_size)
 
     @property
     def text(self) -> str:

@@ -9,9 +9,8 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, final
 
-from millstream.core.signals import interrupts
 from millstream.dataset.iterators.chain_positions import check_resumable, fingerprint_number
-from millstream.dataset.iterators.dataset_iterator import CLOSED, Drawn, SavingIterator
+from millstream.dataset.iterators.dataset_iterator import CLOSED, SavingIterator
 from millstream.dataset.iterators.running import FixedChain, Running
 from millstream.dataset.nodes.element_nodes import Batched
 from millstream.loader import reporting
@@ -20,9 +19,8 @@ from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import CHAIN
-from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.steps import writable_copies
 from millstream.loader.views import Consumer, Insight
 from millstream.transforms.of_chains import AbsentElement
 
@@ -35,7 +33,8 @@ class EngineIterator(SavingIterator[Any]):
 
     _execution: Execution
     _inner: DataLoaderIterator
-    _has_drawn_runs = False
+    _is_for_operations = False
+    """True if operations get the elements, which do not change them."""
     _was_sought = False
     """True if elements may be missing before its position, because `seek` has counted positions."""
 
@@ -89,41 +88,48 @@ class EngineIterator(SavingIterator[Any]):
         if self._closed:
             raise ValueError(CLOSED)
         try:
-            element = next(self._inner)
+            return next(self._inner)
         except AbsentElement as missing:
             self._change_plan(missing)
-            element = next(self._inner)
-        # Those of a run are for operations, and may be arrays that a source holds.
-        return writable_copies([element])[0] if self._has_drawn_runs else element
+        return next(self._inner)
 
     _watches_itself = True
 
-    def _draw_run(self, count: int) -> Drawn[Any]:
-        """Returns the next elements with their origins: fewer than `count` if they end, or if an error follows."""
-        self._has_drawn_runs = True
-        runs: list[Elements] = []
-        left = count
-        while left:
-            try:
-                runs.append(self._take(left))
-            except StopIteration:
-                break
-            except BaseException as failure:
-                if interrupts(failure):
-                    raise
-                runs.append(Elements.failed(failure))
-                break
-            left -= len(runs[-1].values)
-        drawn = Elements.concatenate(runs) if runs else Elements([], Origins.none())
-        return Drawn(drawn.values, drawn.error, drawn.origins)
+    def for_operations(self) -> None:
+        """Is called once if operations get the elements, which do not change them."""
+        self._is_for_operations = True
 
-    def _take(self, limit: int) -> Elements:
+    def num_ready(self) -> int:
+        """Returns the number of elements that were fetched and not taken."""
+        return self._inner.num_ready()
+
+    def fetch(self) -> bool:
+        """Fetches elements if there are none that were not taken. Returns False at the end of the stream."""
         self._check_open()
         try:
-            return self._inner.take(limit)
-        except AbsentElement as missing:
-            self._change_plan(missing)
-        return self._inner.take(limit)
+            try:
+                self._inner.fetch(shares=self._is_for_operations)
+            except AbsentElement as missing:
+                self._change_plan(missing)
+                self._inner.fetch(shares=self._is_for_operations)
+        except StopIteration:
+            return False
+        return True
+
+    def take(self, count: int) -> list[Any]:
+        """Returns the next elements, which were fetched."""
+        return self._inner.take(count)
+
+    def take_elements(self, count: int) -> Elements:
+        """Returns the same with their origins."""
+        return self._inner.take_elements(count)
+
+    def _position_here(self) -> SavedPosition:
+        return self.position_before(0)
+
+    def position_before(self, back: int) -> SavedPosition:
+        """Returns the position before the last `back` elements, which were fetched together."""
+        raise NotImplementedError
 
     def start_prefetch(self) -> None:
         self._check_open()
@@ -232,12 +238,12 @@ class ReadIterator(EngineIterator):
     def _num_skips(self) -> int:
         return len(self._sparse_plan.beginning[0].skip)
 
-    def _position_here(self) -> SavedPosition:
+    def position_before(self, back: int) -> SavedPosition:
         known_step, known = self._known
-        if known_step == self._inner.num_outputs:
+        if known_step == self._inner.num_outputs - back:
             # A join saves the positions of all streams below, of which few have moved.
             return known
-        (cursor,), step = self._inner.position_and_step()
+        (cursor,), step = self._inner.position_and_step(back)
         if self._execution.plan.one_to_one:
             position = self.position_after(step)
         else:

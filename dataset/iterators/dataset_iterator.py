@@ -23,7 +23,6 @@ from millstream.loader.checkpoints.envelope import (
     wrong_kind,
 )
 from millstream.loader.checkpoints.state import Stream, stream_from
-from millstream.loader.pipeline.elements import Origins
 from millstream.loader.views import Insight, Inspectable
 
 T_co = TypeVar("T_co", covariant=True)
@@ -37,12 +36,10 @@ class Drawn(NamedTuple, Generic[T_co]):
     Attributes:
         values: the elements, fewer than requested if the iterator ends or fails.
         error: the error that followed them; None if there was none.
-        origins: the records that they come from; None if their numbers in the stream are all that is known.
     """
 
     values: Sequence[T_co]
     error: BaseException | None = None
-    origins: Origins | None = None
 
 
 def listed(iterator: Iterator[Any], count: int, values: list[Any]) -> Drawn[Any]:
@@ -86,6 +83,8 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
     """
 
     states_are_bytes = False
+    _recovers = True
+    """False if an iterator around it has to return to an earlier state after an error or an interruption."""
     _owns_states = False
     """True if no other code keeps or changes the states that it returns and is given: iterators of the library."""
     _parents: tuple[Any, ...] = ()
@@ -267,8 +266,10 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
         """Returns a description of the parents: the name of a single one, or the number of several."""
         if not self._parents:
             return ""
-        what = type(self._parents[0]).__name__ if len(self._parents) == 1 else f"{len(self._parents)} iterators"
-        return f", draws from {what}"
+        if len(self._parents) > 1:
+            return f", draws from {len(self._parents)} iterators"
+        (parent,) = self._parents
+        return f", draws from {getattr(parent, 'class_name', type(parent).__name__)}"
 
     def _check_open(self) -> None:
         if self._closed:

@@ -7,14 +7,10 @@ from typing import Any, final
 
 import numpy as np
 
+from millstream.core.signals import interrupts
 from millstream.dataset.iterators.chain_iterator import EngineIterator
 from millstream.dataset.iterators.chain_positions import check_resumable, fingerprint_number
-from millstream.dataset.iterators.dataset_iterator import (
-    DatasetIterator,
-    move_to,
-    position_of,
-)
-from millstream.dataset.iterators.recovering_iterator import insights_below
+from millstream.dataset.iterators.inputs import ChainInput, Input, insights_below
 from millstream.dataset.iterators.running import FixedChain, Running
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.errors import CheckpointError
@@ -66,11 +62,12 @@ class FedIterator(EngineIterator):
 
     def __init__(
         self,
-        stream: DatasetIterator[Any],
+        stream: Input,
         chain: FixedChain,
         running: Running,
     ) -> None:
         super().__init__(stream)
+        stream.for_operations()
         operations = chain.operations
         order = InOrder(None, None)
         pipeline = Pipeline(Fed(), order, order, operations, NoSharding(), running.limits, running.tolerance)
@@ -80,7 +77,7 @@ class FedIterator(EngineIterator):
             # No other record can be read instead: an element that fails is dropped.
             pipeline = dataclasses.replace(pipeline, operations=(KeepAll(), *operations))
         self.block = Plan(pipeline).partition.global_block
-        self._feed = Feed(_Drawing(stream, running.workers.stall_timeout), self.block)
+        self._feed = Feed(Drawing(stream, running.workers.stall_timeout), self.block)
         self._reads_ahead = bool(running.workers.num_workers) or running.reading.reads_ahead
         self._execution = running.execution("fed", pipeline, FED_CHAIN, self._feed)
         self._execution.insight.streams = functools.partial(insights_below, stream)
@@ -96,11 +93,11 @@ class FedIterator(EngineIterator):
     def _described(self) -> Stream:  # type: ignore[override]  # it is read only
         return self.description
 
-    def _position_here(self) -> SavedPosition:
+    def position_before(self, back: int) -> SavedPosition:
         """Returns an earlier position of the stream, and the progress of the operations since then."""
         # Before the position, which another thread may move on: those before an earlier one may then be gone.
         kept = self._feed.kept()
-        position, step = self._inner.position_and_step()
+        position, step = self._inner.position_and_step(back)
         # One kept at the block may not be known yet.
         first, below = next((each for each in reversed(kept) if each[0] < position[0].block), kept[0])
         return self.position_of(position, step, first, below)
@@ -155,33 +152,60 @@ class FedIterator(EngineIterator):
 
 
 @final
-class _Drawing:
-    """Draws elements from an iterator, and finds out their origins."""
+class Drawing:
+    """Draws elements from an input, and finds out their origins."""
 
-    def __init__(self, stream: DatasetIterator[Any], stall_timeout: float) -> None:
+    def __init__(self, stream: Input, stall_timeout: float) -> None:
         self._stream = stream
         self._stall_timeout = stall_timeout
 
     def get_state(self) -> Any:
-        return position_of(self._stream)
+        return self._stream.position()
 
     def set_state(self, state: Any) -> None:
-        move_to(self._stream, state)
+        self._stream.move(state)
 
     def draw(self, count: int, number: int) -> Elements:
         stream = self._stream
-        name, watches_itself = stream._class_name, stream._watches_itself  # noqa: SLF001  (of every iterator)
-        draw = functools.partial(stream._draw_run, count)  # noqa: SLF001  (as above)
-        values, error, origins = (
-            draw()
-            if watches_itself
-            else watched(draw, lambda: f"{name}, at element {number} or later", self._stall_timeout)
-        )
-        if origins is not None:
-            # Random draws depend on them.
-            return Elements(values, origins.without_sizes(), error)
-        if error is not None:
-            error = annotated(error, f"{name}, at element {number + len(values)}")
-        numbers = np.arange(number, number + len(values))
-        table = np.stack([numbers, numbers, numbers, numbers, np.zeros_like(numbers)])
-        return Elements(values, Origins(table), error)
+        if isinstance(stream, ChainInput):
+            return _drawn_with_origins(stream, count)
+        draw = functools.partial(_drawn, stream, count, number)
+        if stream.watches_itself:
+            return draw()
+        return watched(draw, lambda: f"{stream.class_name}, at element {number} or later", self._stall_timeout)
+
+
+def _drawn(stream: Input, count: int, number: int) -> Elements:
+    """Returns elements of which only their numbers in the stream are known."""
+    values: list[Any] = []
+    error: BaseException | None = None
+    while (left := count - len(values)) and error is None:
+        try:
+            if not (stream.num_ready() or stream.fetch(left)):
+                break
+        except BaseException as failure:
+            if interrupts(failure):
+                raise
+            error = annotated(failure, f"{stream.class_name}, at element {number + len(values)}")
+        else:
+            values += stream.take(min(left, stream.num_ready()))
+    numbers = np.arange(number, number + len(values))
+    return Elements(values, Origins(np.stack([numbers, numbers, numbers, numbers, np.zeros_like(numbers)])), error)
+
+
+def _drawn_with_origins(stream: ChainInput, count: int) -> Elements:
+    """Returns elements with their origins, on which random draws depend."""
+    runs, left = list[Elements](), count
+    while left:
+        try:
+            if not (stream.num_ready() or stream.fetch(left)):
+                break
+        except BaseException as error:
+            if interrupts(error):
+                raise
+            runs.append(Elements.failed(error))
+            break
+        runs.append(stream.iterator.take_elements(min(left, stream.num_ready())))
+        left -= len(runs[-1].values)
+    drawn = Elements.concatenate(runs) if runs else Elements([], Origins.none())
+    return Elements(drawn.values, drawn.origins.without_sizes(), drawn.error)

@@ -18,7 +18,7 @@ from millstream.dataset.iterators.dataset_iterator import (
     call_if_possible,
     listed,
 )
-from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.inputs import OwnInput
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import accept
 from millstream.loader.checkpoints.description import Description
@@ -200,14 +200,14 @@ def checked_iterable(iterable: Any) -> Any:
 
 def iterator_of_iterable(
     iterable: Any, name: str, describe: Callable[[], dict[str, dict[str, str]]]
-) -> DatasetIterator[Any]:
+) -> DatasetIterator[Any] | OwnInput:
     """Returns a new iterator, resumed by states of the iterable if it has them, and otherwise by drawing again."""
     begin: Callable[[], Iterator[Any]] = functools.partial(_begun, iterable)
     if is_held(iterable) and (reader := HeldRecords(iterable)).copies:
         # As for every source in memory: operations may change what they get.
         begin = functools.partial(map, own, reader.records)
     if _has_states(iterable) or _has_states(first := begin()):
-        return _StatefulIterator(iterable, name)
+        return OwnInput(_StatefulIterator(iterable, name))
     return CountedIterator(f"IterDataset.source({name})", describe(), begin, first)
 
 
@@ -246,11 +246,13 @@ def _begun(iterable: Any) -> Iterator[Any]:
 
 
 @final
-class _StatefulIterator(ForeignHolder[Any], RecoveringIterator[Any]):
+class _StatefulIterator(ForeignHolder[Any], SavingIterator[Any]):
     """Draws from an iterable that has `state_dict` and `load_state_dict`, or whose iterators have.
 
     Hugging Face datasets have them for the iterator that was begun last. So each iterator has a copy of its own.
     """
+
+    _recovers = False
 
     def __init__(self, iterable: Any, name: str) -> None:
         super().__init__()
@@ -264,6 +266,7 @@ class _StatefulIterator(ForeignHolder[Any], RecoveringIterator[Any]):
         self._spare: list[Any] = []
         self._iterable = iterable
         self.name = name
+        self.step = 0
         self._begin()
 
     def _begin(self, state: Any = None) -> None:
@@ -280,9 +283,16 @@ class _StatefulIterator(ForeignHolder[Any], RecoveringIterator[Any]):
         if not self._is_fresh and not self._spare and _has_states(self._iterable):
             self._spare.append(_copy_of(self._iterable))
 
-    def _draw(self, count: int) -> Drawn[Any]:
+    def __next__(self) -> Any:
+        drawn = self._draw_run(1)
+        if drawn.values:
+            return drawn.values[0]
+        raise StopIteration if drawn.error is None else drawn.error
+
+    def _draw_run(self, count: int) -> Drawn[Any]:
         drawn: Drawn[Any] = self._use(lambda: self._drawn(count))
         self._has_ended = len(drawn.values) < count and drawn.error is None
+        self.step += len(drawn.values)
         return drawn
 
     def _drawn(self, count: int) -> Drawn[Any]:
@@ -291,18 +301,20 @@ class _StatefulIterator(ForeignHolder[Any], RecoveringIterator[Any]):
         self._is_fresh = False
         return listed(self._iterator, count, [])
 
-    def _state(self) -> SavedPosition:
+    def _position_here(self) -> SavedPosition:
         state: UsersState | None = None
         if self._has_ended:
             # Its owner may have begun again.
             pass
-        elif self._step == self._loaded[0]:
+        elif self.step == self._loaded[0]:
             state = UsersState(copy.deepcopy(self._loaded[1]))
         else:
             state = UsersState(copy.deepcopy(self._stateful.state_dict()))
-        return SavedPosition((_KIND, self._step, self.name, self._has_ended, state))
+        return SavedPosition((_KIND, self.step, self.name, self._has_ended, state))
 
-    def _move(self, position: Any) -> None:
+    def _move_to(self, position: Any, stream: Stream | None = None) -> None:
+        del stream
+        self._check_open()
         step, name, has_ended, state = values_of(position, _KIND, is_number, is_anything, is_flag, is_anything)
         if name != self.name:
             raise CheckpointError(f"The state belongs to another stream: saved {name!r}, here {self.name!r}.")
@@ -311,7 +323,7 @@ class _StatefulIterator(ForeignHolder[Any], RecoveringIterator[Any]):
         call_if_possible(self._iterator, "close")
         source = copy.deepcopy(state.value) if step and state is not None else None
         self._begin(source)
-        self._step, self._loaded, self._has_ended = step, (step, source), has_ended
+        self.step, self._loaded, self._has_ended = step, (step, source), has_ended
         if self._has_ended:
             self._iterator = iter(())
 

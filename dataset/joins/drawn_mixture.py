@@ -1,18 +1,15 @@
 """The iterator of mixed streams, which draws from the stream that is due, as a MixtureSampler computes it."""
 
-import collections
 import functools
-import itertools
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.core.signals import interrupts
 from millstream.dataset.iterators.chain_iterator import ReadIterator
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, position_of
-from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.inputs import ChainInput, Input, JoinedInput
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import (
     SavedPosition,
@@ -28,6 +25,23 @@ from millstream.samplers.order import by_number
 _KIND = "a mixture"
 LOOK_AHEAD = 1024
 """The number of elements whose streams are computed in one call."""
+
+FEW = 64
+"""Up to this number of elements, Python sorts them by stream in less time than NumPy."""
+
+
+@final
+class _Window:
+    """The number of elements to look ahead: up to twice as many as could be taken together lately."""
+
+    def __init__(self) -> None:
+        self._size = 2
+
+    def limited(self, limit: int) -> int:
+        return min(limit, self._size)
+
+    def record(self, ready: int) -> None:
+        self._size = min(max(2 * ready, self._size // 2), LOOK_AHEAD)
 
 
 @functools.lru_cache(maxsize=16)
@@ -54,79 +68,83 @@ def check_weights(saved: Any, mixing: Mixing, position: int) -> None:
 
 
 @final
-class MixedIterator(RecoveringIterator[Any]):
-    """Draws from the stream that is due; ends when that has ended. Without names, states list streams in order."""
+class MixedInputs(JoinedInput):
+    """The element of the input that is due; ends when that has ended. Without names, states list inputs in order."""
 
-    _reads_together = True
-
-    def __init__(self, parents: Sequence[DatasetIterator[Any]], mixing: Mixing, *, is_named: bool) -> None:
-        super().__init__(parents)
+    def __init__(self, inputs: Sequence[Input], mixing: Mixing, *, is_named: bool) -> None:
+        super().__init__(inputs)
+        # The iterators of straight chains; None for other inputs.
+        self._chains = [_chain_of(one) for one in inputs]
         self._names = mixing.names if is_named else None
-        # A stream that a state does not name begins again.
-        self._beginnings = dict(zip(mixing.names, map(position_of, self._parents), strict=True)) if is_named else {}
+        # An input that a state does not name begins again.
+        beginnings = [one.position() for one in inputs] if is_named else []
+        self._beginnings = dict(zip(mixing.names, beginnings, strict=True)) if is_named else {}
         self._mixing = mixing
-        self._schedule = mixing.schedule([None] * len(self._parents))
+        self._schedule = mixing.schedule([None] * len(inputs))
         self._ended = False
         self._first = 0
         self._due: NDArray[Any] = np.empty(0, np.int64)
+        # The number of elements that can be taken, and the inputs of the latest ones that were.
+        self._ready = 0
+        self._latest = self._due
+        self._window = _Window()
         # Named datasets may have other weights from a saved position on.
         self._saved_names = SavedPosition(mixing.names) if is_named else None
-        # At the latest position that was saved: the number of elements drawn from each stream, the values of the
+        # At the latest position that was saved: the number of elements drawn from each input, the values of the
         # position of each, and their texts.
-        count = len(self._parents)
+        count = len(inputs)
         self._known_below: tuple[Sequence[int], list[Any], list[str]] = [-1] * count, [None] * count, [""] * count
 
-    def below(self) -> Iterator[tuple[str, Any]]:
-        return zip(map(str, self._names or range(len(self._parents))), self._parents, strict=True)
+    def below(self) -> Iterator[tuple[str, Input]]:
+        return zip(map(str, self._names or range(len(self.inputs))), self.inputs, strict=True)
 
     def skip_absent(self) -> None:
-        """Skips the missing elements of streams from now on."""
-        for parent in self._parents:
-            if isinstance(parent, ReadIterator):
-                parent.raises_absent = False
+        """Skips the missing elements of inputs from now on."""
+        for chain in self._chains:
+            if chain is not None:
+                chain.raises_absent = False
 
-    def _draw(self, count: int) -> Drawn[Any]:
-        if self._ended:
-            return Drawn([])
-        values: list[Any] = [None] * count
-        end, failure = count, None
-        for number, own in self._turns(count):
-            drawn = drawn_from(self._parents[number], len(own))
-            for position, value in zip(own, drawn.values, strict=False):
-                values[position] = value
-            if len(drawn.values) < len(own) and own[len(drawn.values)] < end:
-                end, failure = own[len(drawn.values)], drawn.error
-        self._ended = end < count and failure is None
-        return Drawn(values[:end], failure)
+    def num_ready(self) -> int:
+        return self._ready
 
-    def _draw_one(self) -> Any:
+    def fetch(self, limit: int) -> bool:
         if self._ended:
-            raise StopIteration
-        (due,) = self._streams_due(1).tolist()
-        try:
-            return next(self._parents[due])
-        except StopIteration:
+            return False
+        self.read_together()
+        due = self._inputs_due(self._window.limited(limit))
+        number = int(due[0])
+        first = self.inputs[number]
+        if not (first.num_ready() or first.fetch(due.tolist().count(number))):
             self._ended = True
-            raise
+            return False
+        self._ready = ready_of(due, self._num_ready_of)
+        self._window.record(self._ready)
+        return True
 
-    def _turns(self, count: int) -> Iterator[tuple[int, list[int]]]:
-        """Yields each stream that is due among the next elements, and the positions of its elements among them."""
-        positions = np.arange(count)
-        for number, rows in by_number(self._streams_due(count)):
-            yield number, positions[rows].tolist()
+    def _num_ready_of(self, number: int, wanted: int) -> tuple[int, bool]:
+        return self.inputs[number].fill(wanted), False
 
-    def _streams_due(self, count: int) -> NDArray[Any]:
-        """Returns the streams of the next elements."""
-        row = self._step - self._first
+    def take(self, count: int) -> list[Any]:
+        due = self._inputs_due(count)
+        values = taken_in_turn(due, lambda number, wanted: self.inputs[number].take(wanted))
+        self._latest = due
+        self._ready -= count
+        self.step += count
+        return values
+
+    def _inputs_due(self, count: int) -> NDArray[Any]:
+        """Returns the inputs of the next elements."""
+        row = self.step - self._first
         if not 0 <= row <= len(self._due) - count:
-            row, self._first = 0, self._step
+            row, self._first = 0, self.step
             positions = np.arange(self._first, self._first + max(count, LOOK_AHEAD))
             self._due = self._schedule.locate(positions)[0]
         return self._due[row : row + count]
 
-    def _state(self) -> SavedPosition:
-        below = SavedPosition([position_of(parent) for parent in self._parents])
-        return self._position(below, self._step, ended=self._ended)
+    def position(self, back: int = 0) -> SavedPosition:
+        backs = counts_of(self._latest, back, len(self.inputs))
+        below = SavedPosition([one.position(own) for one, own in zip(self.inputs, backs, strict=True)])
+        return self._position(below, self.step - back, ended=self._ended)
 
     def drawn_at(self, position: int) -> tuple[int, ...]:
         """Returns the number of elements of each stream before a position, if all begin with the mixture."""
@@ -135,7 +153,7 @@ class MixedIterator(RecoveringIterator[Any]):
     @property
     def drawn(self) -> tuple[int, ...] | None:
         """The number of elements drawn from each stream; None if it has ended, or if a stream has no random access."""
-        counts = [parent.next_index if isinstance(parent, ReadIterator) else None for parent in self._parents]
+        counts = [None if chain is None else chain.next_index for chain in self._chains]
         known = tuple(count for count in counts if count is not None)
         return known if len(known) == len(counts) and not self._ended else None
 
@@ -148,8 +166,8 @@ class MixedIterator(RecoveringIterator[Any]):
         before, positions, texts = self._known_below
         positions, texts = positions.copy(), texts.copy()
         for number, (count, old) in enumerate(zip(drawn, before, strict=True)):
-            if count != old:
-                positions[number], texts[number] = self._parents[number].values_after(count)
+            if count != old and (chain := self._chains[number]) is not None:
+                positions[number], texts[number] = chain.values_after(count)
         self._known_below = drawn, positions, texts
         below = SavedPosition(positions)
         below.text = f"[{','.join(texts)}]"
@@ -159,8 +177,8 @@ class MixedIterator(RecoveringIterator[Any]):
         weights = saved_weights(self._mixing, step) if self._names is None else None
         return SavedPosition((_KIND, step, ended, self._saved_names, weights, below))
 
-    def _move(self, position: Any) -> None:
-        """Moves to a position. With names, unknown streams start at their beginning."""
+    def move(self, position: Any) -> None:
+        """Moves to a position. With names, unknown inputs start at their beginning."""
         values = values_of(position, _KIND, is_number, is_flag, is_anything, is_anything, is_list)
         step, ended, names, weights, saved = values
         if (self._names is None) != (names is None):
@@ -173,144 +191,240 @@ class MixedIterator(RecoveringIterator[Any]):
         if self._names is not None:
             by_name = dict(zip(names, saved, strict=True))
             saved = [by_name[name] if name in by_name else self._beginnings[name] for name in self._names]
-        for parent, own in zip(self._parents, saved, strict=True):
-            move_to(parent, own)
-        self._step, self._ended, self._due = step, ended, np.empty(0, np.int64)
+        for one, own in zip(self.inputs, saved, strict=True):
+            one.move(own)
+        self.step, self._ended, self._due, self._ready = step, ended, np.empty(0, np.int64), 0
+        self.is_prefetching = False
+
+
+def _chain_of(one: Input) -> ReadIterator | None:
+    chain = one.iterator if isinstance(one, ChainInput) else None
+    return chain if isinstance(chain, ReadIterator) else None
+
+
+def ready_of(due: NDArray[Any], ready_of_input: Callable[[int, int], tuple[int, bool]]) -> int:
+    """Returns the number of elements that can be taken now, of those whose inputs are due.
+
+    `ready_of_input` returns the number of elements of an input, given its number and how many are wanted, and True if
+    it ends after them. Such a last element is taken alone, because what follows depends on it.
+    """
+    ready = len(due)
+    for number, own in _rows_of(due):
+        count, is_end = ready_of_input(number, len(own))
+        if count < len(own):
+            ready = min(ready, own[count])
+        if is_end and count <= len(own):
+            ready = min(ready, own[count - 1] or 1)
+    return ready
+
+
+def _rows_of(due: NDArray[Any]) -> Iterable[tuple[int, list[int]]]:
+    """Returns the inputs that are due, each with its positions among them."""
+    if len(due) > FEW:
+        positions = np.arange(len(due))
+        return [(number, positions[rows].tolist()) for number, rows in by_number(due)]
+    found: dict[int, list[int]] = {}
+    for position, number in enumerate(due.tolist()):
+        found.setdefault(number, []).append(position)
+    return found.items()
+
+
+def taken_in_turn(due: NDArray[Any], take: Callable[[int, int], list[Any]]) -> list[Any]:
+    """Returns elements in the order in which their inputs are due, given a function that takes some of one."""
+    count = len(due)
+    if count == 1:
+        return take(int(due[0]), 1)
+    values: list[Any] = [None] * count
+    for number, own in _rows_of(due):
+        for position, value in zip(own, take(number, len(own)), strict=True):
+            values[position] = value
+    return values
+
+
+def counts_of(latest: NDArray[Any], back: int, num_inputs: int) -> list[int]:
+    """Returns the number of elements of each input among the last ones."""
+    return np.bincount(latest[len(latest) - back :], minlength=num_inputs).tolist() if back else [0] * num_inputs
 
 
 _TO_THE_END = "a mixture to the end of all"
 
 
 @final
-class _Input:
-    """A stream of a mixture, which is drawn from before its turn, to know whether it has another element.
+class _Ahead:
+    """An input of a mixture of which it is known whether another element follows those that may be taken.
+
+    The last fetched element is therefore held back until the next ones are fetched.
 
     Attributes:
-        parent: its iterator.
-        values: the elements that were drawn before their turn.
-        error: the error that followed them; None if there was none.
-        has_ended: True if no element follows them.
+        input: the input itself.
+        error: the error that follows what was fetched; None if there was none.
+        has_ended: True if no element follows.
     """
 
-    def __init__(self, parent: DatasetIterator[Any]) -> None:
-        self.parent = parent
+    def __init__(self, one: Input) -> None:
+        self.input = one
         self.forget()
 
     def forget(self) -> None:
-        """Forgets what was drawn, because the iterator has moved."""
-        self.values: collections.deque[Any] = collections.deque()
+        """Forgets what was held back, because the input has moved."""
+        self._held: list[Any] = []
         self.error: BaseException | None = None
         self.has_ended = False
-        # The position before `values`, if they do not count it.
+        # The position before the element that is held back, or was; and that before the next one, if it is known.
         self._before: Any = None
+        self._following: Any = None
+        # The number of the latest elements that were taken, and True if the first of them was held back.
+        self._latest = 0, False
 
     @property
-    def is_counted(self) -> bool:
-        """True if its position before each element is known, so that many may be drawn before their turn."""
-        return isinstance(self.parent, ReadIterator) and self.parent.next_index is not None
+    def is_known(self) -> bool:
+        """True if it is known what follows the fetched elements."""
+        return self.has_ended or self.error is not None
 
     @property
     def has_no_more(self) -> bool:
         """True if it has ended after the elements that were taken from it, which is known after `fill`."""
-        return self.has_ended and not self.values and self.error is None
+        return self.has_ended and not self._held and not self.input.num_ready()
 
-    def position(self) -> Any:
-        """Returns the position before `values`."""
-        if isinstance(self.parent, ReadIterator) and self.parent.next_index is not None:
-            return self.parent.position_after(self.parent.next_index - len(self.values))
-        return position_of(self.parent) if self._before is None else self._before
+    def usable(self) -> int:
+        """Returns the number of elements of which it is known whether another one follows them."""
+        return max(0, len(self._held) + self.input.num_ready() - (not self.is_known))
 
-    def fill(self, count: int) -> None:
-        """Draws up to `count` elements before their turn: one, unless positions are counted."""
-        missing = count - len(self.values)
-        if missing <= 0 or self.has_ended:
-            return
-        was_counted, before = self.is_counted, self.position()
-        drawn = drawn_from(self.parent, missing)
-        if was_counted and not self.is_counted:
-            # An element was missing, so that the position before each is not known any more.
-            move_to(self.parent, before)
-            self.forget()
-            self.fill(1)
-            return
-        self._before = None if was_counted else before
-        self.values += drawn.values
-        self.error, self.has_ended = drawn.error, len(drawn.values) < missing
+    def fill(self) -> None:
+        """Fetches until an element can be taken, or nothing follows."""
+        while not self.usable() and not self.is_known:
+            if not self.input.num_ready():
+                # Before it is fetched, because an iterator of the user's moves on then.
+                self._following = self.input.position()
+                self._fetch()
+            if not self._held and self.input.num_ready() == 1:
+                self._before = self._before_next
+                self._held, self._following = self.input.take(1), None
 
-    def take(self) -> Any:
-        self._before = None
-        return self.values.popleft()
+    def _fetch(self) -> None:
+        try:
+            self.has_ended = not self.input.fetch(1)
+        except BaseException as error:
+            if interrupts(error):
+                raise
+            self.error = error
 
-    def end_among(self, turns: Sequence[int]) -> int:
-        """Returns the turn after its last element, or the one at which it fails; a large number if neither is due."""
-        num_values = len(self.values)
-        if self.has_ended and self.error is None and num_values <= len(turns):
-            return turns[num_values - 1] + 1 if num_values else turns[0]
-        return turns[num_values] if self.has_ended and num_values < len(turns) else sys.maxsize
+    def take(self, count: int) -> list[Any]:
+        was_held = bool(self._held)
+        taken = self._held
+        if count > was_held:
+            taken = [*taken, *self.input.take(count - was_held)]
+            self._following = None
+        self._held, self._latest = [], (count, was_held)
+        return taken
+
+    def position(self, back: int) -> Any:
+        """Returns the position before the last elements that were taken."""
+        count, was_held = self._latest
+        if self._held or (back and was_held and back == count):
+            return self._before
+        return self.input.position(back) if back else self._before_next
+
+    @property
+    def _before_next(self) -> Any:
+        return self.input.position() if self._following is None else self._following
 
 
 @final
-class ExhaustingIterator(RecoveringIterator[Any]):
-    """Draws from the stream that is due until all have ended. One that ends earlier is dropped, or begins again.
+class ExhaustingMixture(JoinedInput):
+    """The element of the input that is due, until all have ended. One that ends earlier is dropped, or begins again.
 
-    As in a `MixtureSampler`, what follows depends on the last element of a stream, not on a turn that it has to miss.
-    Each stream is therefore at least one element ahead. Those whose positions are counted are drawn from in runs.
+    As in a `MixtureSampler`, what follows depends on the last element of an input, not on a turn that it has to miss.
+    Each input is therefore at least one element ahead.
     """
 
-    _reads_together = True
-
-    def __init__(self, parents: Sequence[DatasetIterator[Any]], mixing: Mixing) -> None:
-        super().__init__(parents)
+    def __init__(self, inputs: Sequence[Input], mixing: Mixing) -> None:
+        super().__init__(inputs)
         self._mixing = mixing
         self._later_changes = [position for position, _ in mixing.changes[1:]]
-        self._beginnings = list(map(position_of, self._parents))
-        self._inputs = list(map(_Input, self._parents))
-        # True for the streams that have come whole.
-        self._is_over = [False] * len(self._parents)
-        self._at = 0
+        self._beginnings = [one.position() for one in inputs]
+        self._ahead = list(map(_Ahead, inputs))
+        # True for the inputs that have come whole.
+        self._is_over = [False] * len(inputs)
         self._phase: Phase | None = None
-        # The streams of the next elements of the phase.
+        # The inputs of the next elements of the phase.
         self._due: NDArray[np.intp] = np.empty(0, np.intp)
+        # The number of elements that can be taken, and the inputs of the latest ones that were.
+        self._ready = 0
+        self._latest = self._due
+        self._window = _Window()
 
-    def below(self) -> Iterator[tuple[str, Any]]:
-        return zip(map(str, self._mixing.names), self._parents, strict=True)
+    def below(self) -> Iterator[tuple[str, Input]]:
+        return zip(map(str, self._mixing.names), self.inputs, strict=True)
 
-    def _draw(self, count: int) -> Drawn[Any]:
-        values: list[Any] = []
-        if (error := self._find_empty()) is not None:
-            return Drawn(values, error)
-        while left := count - len(values):
-            phase = self._current_phase()
-            if all(self._is_over[number] for number in phase.having):
-                break
-            drawn = self._draw_of(phase, left)
-            values += drawn.values
-            if drawn.error is not None or not drawn.values:
-                return Drawn(values, drawn.error)
-        return Drawn(values)
+    def num_ready(self) -> int:
+        return self._ready
+
+    def fetch(self, limit: int) -> bool:
+        self.read_together()
+        self._find_empty()
+        phase = self._current_phase()
+        if all(self._is_over[number] for number in phase.having):
+            return False
+        due = self._next_due(phase, self._window.limited(limit))
+        first = self._ahead[int(due[0])]
+        first.fill()
+        if not first.usable():
+            if first.error is None:
+                return False
+            error, first.error = first.error, None
+            raise error
+        self._ready = ready_of(due, self._num_ready_of)
+        self._window.record(self._ready)
+        return True
+
+    def _num_ready_of(self, number: int, wanted: int) -> tuple[int, bool]:
+        ahead = self._ahead[number]
+        usable = ahead.usable()
+        return usable, bool(usable) and ahead.has_ended and usable <= wanted
+
+    def take(self, count: int) -> list[Any]:
+        taken, self._due = self._due[:count], self._due[count:]
+        values = taken_in_turn(taken, lambda number, wanted: self._ahead[number].take(wanted))
+        self._latest = taken
+        self._ready -= count
+        self.step += count
+        self._follow(int(taken[-1]))
+        return values
+
+    def _follow(self, number: int) -> None:
+        """Drops the input of the latest element if it has ended, or sends it back to its beginning."""
+        ahead = self._ahead[number]
+        if not ahead.has_no_more:
+            return
+        self._is_over[number] = True
+        if self._mixing.stop == DROP_EXHAUSTED:
+            self._begin_phase()
+        else:
+            ahead.input.move(self._beginnings[number])
+            ahead.forget()
 
     def _current_phase(self) -> Phase:
-        if self._phase is None or self._at in self._later_changes:
+        if self._phase is None or self.step in self._later_changes:
             return self._begin_phase()
         return self._phase
 
-    def _find_empty(self) -> ValueError | None:
-        """Finds streams without elements, at the beginning. Returns an error if there may be none."""
+    def _find_empty(self) -> None:
+        """Finds inputs without elements, at the beginning. Raises an error if there may be none."""
         if self._phase is not None:
-            return None
-        for number, (name, stream) in enumerate(zip(self._mixing.names, self._inputs, strict=True)):
-            stream.fill(1)
-            if stream.has_no_more:
+            return
+        for number, (name, ahead) in enumerate(zip(self._mixing.names, self._ahead, strict=True)):
+            ahead.fill()
+            if ahead.has_no_more:
                 if self._mixing.stop != DROP_EXHAUSTED:
-                    return ValueError(f"Dataset {name!r} is empty: leave it out of the mixture.")
+                    raise ValueError(f"Dataset {name!r} is empty: leave it out of the mixture.")
                 self._is_over[number] = True
-        return None
 
     def _begin_phase(self) -> Phase:
-        """Begins to mix in the proportions of the weights here, of streams that have elements left."""
-        _, weights = self._mixing.changes_before(self._at + 1)[-1]
-        drawn = (0,) * len(weights) if self._phase is None else self._phase.drawn_at(self._at)
-        self._phase = self._phase_of(self._at, weights, drawn)
+        """Begins to mix in the proportions of the weights here, of inputs that have elements left."""
+        _, weights = self._mixing.changes_before(self.step + 1)[-1]
+        drawn = (0,) * len(weights) if self._phase is None else self._phase.drawn_at(self.step)
+        self._phase = self._phase_of(self.step, weights, drawn)
         self._due = self._due[:0]
         return self._phase
 
@@ -320,99 +434,36 @@ class ExhaustingIterator(RecoveringIterator[Any]):
             weights = reduced(left) if any(left) else tuple(left)
         return Phase(start, weights, drawn)
 
-    def _draw_one(self) -> Any:
-        if (error := self._find_empty()) is not None:
-            raise error
-        phase = self._current_phase()
-        if all(self._is_over[number] for number in phase.having):
-            raise StopIteration
-        stream = self._inputs[self._next_due(phase, 1)[0]]
-        stream.fill(1)
-        if not stream.values:
-            raise stream.error or StopIteration
-        element = stream.take()
-        stream.fill(1)
-        self._advance(1)
-        return element
-
-    def _draw_of(self, phase: Phase, limit: int) -> Drawn[Any]:
-        """Returns the next elements of a phase, up to the end of one of its streams."""
-        due = self._next_due(phase, limit)
-        turns = {number: np.arange(len(due))[rows].tolist() for number, rows in by_number(due)}
-        counted = [(self._inputs[number], rows) for number, rows in turns.items() if self._inputs[number].is_counted]
-        for stream, rows in counted:
-            stream.fill(len(rows) + 1)
-        if not all(stream.is_counted for stream, _ in counted):
-            return self._draw_of(phase, limit)
-        values: list[Any] = [None] * min([len(due), *(stream.end_among(rows) for stream, rows in counted)])
-        stop = len(values) if len(counted) == len(turns) else self._take_singly(due, values)
-        for stream, rows in counted:
-            for row in itertools.takewhile(stop.__gt__, rows):
-                values[row] = stream.take()
-        last, following = (self._inputs[number] for number in (due[stop - 1], due[min(stop, len(due) - 1)]))
-        has_failed = stop < len(due) and not following.values and not (stop and last.has_no_more)
-        self._advance(stop)
-        return Drawn(values[:stop], following.error if has_failed else None)
-
-    def _take_singly(self, due: NDArray[np.intp], values: list[Any]) -> int:
-        """Sets the values of streams that are not counted. Returns the number of elements before the first end.
-
-        Each is drawn one element ahead, in order, so that none is drawn beyond the end of another.
-        """
-        for row, number in enumerate(due[: len(values)]):
-            stream = self._inputs[number]
-            if stream.is_counted:
-                continue
-            stream.fill(1)
-            if not stream.values:
-                return row
-            values[row] = stream.take()
-            stream.fill(1)
-            if stream.has_no_more:
-                return row + 1
-        return len(values)
-
     def _next_due(self, phase: Phase, limit: int) -> NDArray[np.intp]:
         if not len(self._due):
-            later = [position for position in self._later_changes if position > self._at]
-            positions = np.arange(self._at, min([*later, self._at + LOOK_AHEAD]))
+            later = [position for position in self._later_changes if position > self.step]
+            positions = np.arange(self.step, min([*later, self.step + LOOK_AHEAD]))
             self._due = phase.locate(positions)[0]
         return self._due[:limit]
 
-    def _advance(self, count: int) -> None:
-        """Counts elements that were taken. If the stream of the last one has ended, it is dropped or begins again."""
-        taken, self._due = self._due[:count], self._due[count:]
-        self._at += count
-        if not count or not (stream := self._inputs[number := int(taken[-1])]).has_no_more:
-            return
-        self._is_over[number] = True
-        if self._mixing.stop == DROP_EXHAUSTED:
-            self._begin_phase()
-        else:
-            move_to(stream.parent, self._beginnings[number])
-            stream.forget()
-
-    def _state(self) -> SavedPosition:
+    def position(self, back: int = 0) -> SavedPosition:
         phase = self._phase
         begun = () if phase is None else (phase.start, *phase.drawn)
-        parents = tuple(stream.position() for stream in self._inputs)
-        weights = saved_weights(self._mixing, self._step)
-        fields = self._step, self._mixing.stop, weights, begun, tuple(map(int, self._is_over)), parents
+        backs = counts_of(self._latest, back, len(self.inputs))
+        inputs = tuple([ahead.position(own) for ahead, own in zip(self._ahead, backs, strict=True)])
+        step = self.step - back
+        weights = saved_weights(self._mixing, step)
+        fields = step, self._mixing.stop, weights, begun, tuple(map(int, self._is_over)), inputs
         return SavedPosition((_TO_THE_END, *fields))
 
-    def _move(self, position: Any) -> None:
+    def move(self, position: Any) -> None:
         values = values_of(position, _TO_THE_END, is_number, is_anything, is_list, is_list, is_list, is_list)
-        step, stop, weights, begun, over, parents = values
+        step, stop, weights, begun, over, inputs = values
         if stop != self._mixing.stop:
             raise CheckpointError(
                 f"The state is of a mixture with stop={stop!r}, here it is {self._mixing.stop!r}: build it as it was "
                 "saved."
             )
         check_weights(weights, self._mixing, step)
-        for stream, own in zip(self._inputs, parents, strict=True):
-            move_to(stream.parent, own)
-            stream.forget()
-        self._step = self._at = step
+        for ahead, own in zip(self._ahead, inputs, strict=True):
+            ahead.input.move(own)
+            ahead.forget()
+        self.step, self._ready, self.is_prefetching = step, 0, False
         self._is_over, self._due, self._phase = list(map(bool, over)), self._due[:0], None
         if begun:
             start, *drawn = begun

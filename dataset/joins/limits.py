@@ -8,8 +8,8 @@ from typing import Any, final
 import numpy as np
 
 from millstream.core.checks import as_integer
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, position_of
-from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.inputs import Input, JoinedInput, SingleInput
+from millstream.dataset.iterators.join_iterator import iterator_of
 from millstream.dataset.stream_steps import Join, OpenBelow
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import SavedPosition, is_anything, is_number, values_of
@@ -27,8 +27,8 @@ class Take(Join):
 
     count: int
 
-    def opened(self, open_below: OpenBelow) -> RecoveringIterator[Any]:
-        return _LimitIterator(open_below(*self.above), self.count)
+    def opened(self, open_below: OpenBelow) -> JoinedInput:
+        return _LimitedInput(open_below(*self.above), self.count)
 
     @property
     def text(self) -> str:
@@ -36,41 +36,38 @@ class Take(Join):
 
 
 @final
-class _LimitIterator(RecoveringIterator[Any]):
-    """Draws a limited number of elements."""
+class _LimitedInput(SingleInput):
+    """A limited number of elements."""
 
-    def __init__(self, parent: DatasetIterator[Any], limit: int) -> None:
-        super().__init__(parent)
+    def __init__(self, one: Input, limit: int) -> None:
+        super().__init__(one)
         self._limit = limit
 
-    def _draw_one(self) -> Any:
-        if self._step >= self._limit:
-            raise StopIteration
-        return next(self._parent)
+    def num_ready(self) -> int:
+        return min(self.one.num_ready(), self._limit - self.step)
 
-    def _draw(self, count: int) -> Drawn[Any]:
-        return drawn_from(self._parent, min(count, self._limit - self._step))
+    def fetch(self, limit: int) -> bool:
+        left = self._limit - self.step
+        return left > 0 and self.one.fetch(min(limit, left))
 
-    def _state(self) -> SavedPosition:
-        return SavedPosition((_LIMITED, self._step, position_of(self._parent)))
+    def position(self, back: int = 0) -> SavedPosition:
+        return SavedPosition((_LIMITED, self.step - back, self.one.position(back)))
 
-    def _move(self, position: Any) -> None:
+    def move(self, position: Any) -> None:
         step, saved = values_of(position, _LIMITED, is_number, is_anything)
         if step > self._limit:
             raise CheckpointError(
                 f"The state is after {step} elements, and here .take({self._limit}) ends before: use its former count."
             )
-        move_to(self._parent, saved)
-        self._step = step
+        self.one.move(saved)
+        self.step = step
 
     def seek(self, step: int) -> None:
+        """Moves to the position after the first `step` elements, if the input can do that."""
         if not 0 <= as_integer(step, "step") <= self._limit:
             raise IndexError(f"step must be between 0 and {self._limit}, the number of elements of .take, got {step}.")
-        self._go(lambda: self._seek(step))
-
-    def _seek(self, step: int) -> None:
-        self._parent.seek(step)
-        self._step = step
+        iterator_of(self.one).seek(step)
+        self.step = step
 
 
 @final
@@ -80,8 +77,8 @@ class Skip(Join):
 
     count: int
 
-    def opened(self, open_below: OpenBelow) -> RecoveringIterator[Any]:
-        return _SkippedIterator(open_below(*self.above), self.count)
+    def opened(self, open_below: OpenBelow) -> JoinedInput:
+        return _SkippedInput(open_below(*self.above), self.count)
 
     @property
     def text(self) -> str:
@@ -89,34 +86,46 @@ class Skip(Join):
 
 
 @final
-class _SkippedIterator(RecoveringIterator[Any]):
-    """Draws from a stream whose first elements it drops. It is at the beginning until the first draw after them."""
+class _SkippedInput(SingleInput):
+    """The elements after the first ones, which are dropped by the first fetch."""
 
-    def __init__(self, parent: DatasetIterator[Any], num_skipped: int) -> None:
-        super().__init__(parent)
+    def __init__(self, one: Input, num_skipped: int) -> None:
+        super().__init__(one)
         self._num_skipped = num_skipped
+        # The position before these; None once an element was taken, and before the first fetch.
+        self._beginning: Any = None
 
-    def _draw(self, count: int) -> Drawn[Any]:
-        left = 0 if self._step else self._num_skipped
-        while left:
-            skipped = drawn_from(self._parent, min(left, KEPT_ELEMENTS))
-            left -= len(skipped.values)
-            if skipped.error is not None or not skipped.values:
-                return Drawn([], skipped.error)
-        return drawn_from(self._parent, count)
+    def num_ready(self) -> int:
+        return self.one.num_ready() if self.step or self._beginning is not None else 0
 
-    def _state(self) -> SavedPosition:
-        return SavedPosition((_SKIPPED, self._step, self._num_skipped, position_of(self._parent)))
+    def fetch(self, limit: int) -> bool:
+        if not self.step:
+            if self._beginning is not None:
+                self.one.move(self._beginning)
+            beginning, left = self.one.position(), self._num_skipped
+            while left:
+                if not (self.one.num_ready() or self.one.fetch(min(left, KEPT_ELEMENTS))):
+                    return False
+                count = min(left, self.one.num_ready())
+                self.one.take(count)
+                left -= count
+            self._beginning = beginning
+        return bool(self.one.num_ready()) or self.one.fetch(limit)
 
-    def _move(self, position: Any) -> None:
+    def position(self, back: int = 0) -> SavedPosition:
+        is_begun = self.step > back or self._beginning is None
+        saved = self.one.position(back) if is_begun else self._beginning
+        return SavedPosition((_SKIPPED, self.step - back, self._num_skipped, saved))
+
+    def move(self, position: Any) -> None:
         step, skipped, saved = values_of(position, _SKIPPED, is_number, is_number, is_anything)
         if skipped != self._num_skipped:
             raise CheckpointError(
                 f"The state is of a stream without its first {skipped} elements, and here it is {self._num_skipped}: "
                 f"write .skip({skipped})."
             )
-        move_to(self._parent, saved)
-        self._step = step
+        self.one.move(saved)
+        self.step, self._beginning = step, None
 
 
 @final
@@ -126,55 +135,62 @@ class Cache(Join):
 
     text = ".cache()"
 
-    def opened(self, open_below: OpenBelow) -> RecoveringIterator[Any]:
-        return _CacheIterator(open_below(*self.above))
+    def opened(self, open_below: OpenBelow) -> JoinedInput:
+        return _CachedInput(open_below(*self.above))
 
 
 @final
-class _CacheIterator(RecoveringIterator[Any]):
-    """Keeps the elements that it draws, and yields copies of them, which operations may change in place."""
+class _CachedInput(SingleInput):
+    """Elements that are kept once they were fetched. Operations may change the copies of them that they get."""
 
-    def __init__(self, parent: DatasetIterator[Any]) -> None:
-        super().__init__(parent)
-        self._beginning = position_of(parent)
+    def __init__(self, one: Input) -> None:
+        super().__init__(one)
+        self._beginning = one.position()
         self._kept: list[Any] = []
-        # False while the parent may be after another element than the last one kept.
+        # False while the input may be after another element than the last one kept.
         self._is_in_step = True
 
-    def _draw(self, count: int) -> Drawn[Any]:
-        missing = self._step + count - len(self._kept)
-        error = self._keep_next(missing) if missing > 0 else None
-        return Drawn(list(map(_copied, self._kept[self._step : self._step + count])), error)
+    def num_ready(self) -> int:
+        return max(0, len(self._kept) - self.step)
 
-    def _state(self) -> SavedPosition:
-        return SavedPosition((_CACHED, self._step, self._beginning))
+    def fetch(self, limit: int) -> bool:
+        if not self._is_in_step:
+            self.one.move(self._beginning)
+            left = len(self._kept)
+            while left and (self.one.num_ready() or self.one.fetch(left)):
+                count = min(left, self.one.num_ready())
+                self.one.take(count)
+                left -= count
+            self._is_in_step = True
+        # The elements before a position that was moved to are fetched with the next one, when the workers are there.
+        while len(self._kept) <= self.step:
+            if not (self.one.num_ready() or self.one.fetch(self.step - len(self._kept) + limit)):
+                if len(self._kept) < self.step:
+                    raise CheckpointError(
+                        f"The state is at element {self.step} of a cached dataset, which has {len(self._kept)}."
+                    )
+                return False
+            self._is_in_step = False
+            self._kept += self.one.take(self.one.num_ready())
+            self._is_in_step = True
+        return True
 
-    def _move(self, position: Any) -> None:
+    def take(self, count: int) -> list[Any]:
+        taken = list(map(_copied, self._kept[self.step : self.step + count]))
+        self.step += count
+        return taken
+
+    def position(self, back: int = 0) -> SavedPosition:
+        return SavedPosition((_CACHED, self.step - back, self._beginning))
+
+    def move(self, position: Any) -> None:
         step, beginning = values_of(position, _CACHED, is_number, is_anything)
         if not self._kept or beginning != self._beginning:
             # The state may belong to another stream, and is then refused.
             self._is_in_step = False
-            move_to(self._parent, beginning)
+            self.one.move(beginning)
             self._is_in_step = not self._kept
-        # The elements before it are drawn with the next one, when the workers below are there.
-        self._step = step
-
-    def _keep_next(self, count: int) -> BaseException | None:
-        """Keeps the next elements of the parent. Returns the error that follows them, if any."""
-        if not self._is_in_step:
-            move_to(self._parent, self._beginning)
-            skipped = drawn_from(self._parent, len(self._kept))
-            if skipped.error is not None:
-                return skipped.error
-        self._is_in_step = False
-        drawn = drawn_from(self._parent, count)
-        self._kept += drawn.values
-        self._is_in_step = drawn.error is None
-        if drawn.error is None and len(self._kept) < self._step:
-            return CheckpointError(
-                f"The state is at element {self._step} of a cached dataset, which has {len(self._kept)}."
-            )
-        return drawn.error
+        self.step = step
 
 
 _UNCHANGEABLE = frozenset({int, float, complex, bool, str, bytes, NoneType})

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from millstream.dataset.chain import Chain, fixed_chain, joint_reading
 from millstream.dataset.iterators.chain_iterator import EngineIterator
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator, position_of
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
-from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.inputs import JoinedInput
 from millstream.dataset.iterators.running import FixedChain, Running, Shared, WarmWorkers, checked_maps
-from millstream.dataset.joins.drawn_mixture import ExhaustingIterator, MixedIterator
+from millstream.dataset.joins.drawn_mixture import ExhaustingMixture, MixedInputs
 from millstream.dataset.node_source import NodeSource
 from millstream.dataset.nodes.element_nodes import Batched, Mapped, MappedAtRandom, MappedWithIndex
 from millstream.dataset.nodes.joining_nodes import Mixed
@@ -55,11 +55,11 @@ class Mix(Join):
     mixing: Mixing
     is_named: bool
 
-    def opened(self, open_below: OpenBelow) -> RecoveringIterator[Any]:
-        parents = list(map(open_below, self.above))
+    def opened(self, open_below: OpenBelow) -> JoinedInput:
+        inputs = list(map(open_below, self.above))
         if self.mixing.stop != FIRST_EXHAUSTED:
-            return ExhaustingIterator(parents, self.mixing)
-        return MixedIterator(parents, self.mixing, is_named=self.is_named)
+            return ExhaustingMixture(inputs, self.mixing)
+        return MixedInputs(inputs, self.mixing, is_named=self.is_named)
 
     def followed_by(
         self, chain: FixedChain, running: Running, reading: ReadOptions | None, draw: Callable[[Shared], Any]
@@ -73,7 +73,7 @@ class Mix(Join):
         shared = running.shared.combined()
         runs_here = not running.workers.num_workers and shared.crew is None
         inputs_have_workers = runs_here and any(Chain.of(parent).workers.num_workers for parent in self.above)
-        stream: MixedIterator = draw(dataclasses.replace(shared, raises_absent=inputs_have_workers))
+        stream: MixedInputs = draw(dataclasses.replace(shared, raises_absent=inputs_have_workers))
         return MixtureIterator(
             FedIterator(stream, chain, running),
             stream,
@@ -208,7 +208,7 @@ class MixtureIterator(EngineIterator):
     def __init__(
         self,
         fed: FedIterator,
-        stream: MixedIterator,
+        stream: MixedInputs,
         mixed: Mixed,
         operations: Sequence[Transformation],
         running: Running,
@@ -234,10 +234,10 @@ class MixtureIterator(EngineIterator):
     def _described(self) -> Stream:  # type: ignore[override]  # it is read only
         return self._fed.description
 
-    def _position_here(self) -> SavedPosition:
+    def position_before(self, back: int) -> SavedPosition:
         if not self._is_random:
-            return position_of(self._fed)  # type: ignore[return-value]  # it is one of the library
-        position, step = self._inner.position_and_step()
+            return self._fed.position_before(back)
+        position, step = self._inner.position_and_step(back)
         if (position, step) == self._known[0]:
             return self._known[1]
         (cursor,) = position

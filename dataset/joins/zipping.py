@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, final
 
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, position_of
-from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.inputs import Input, JoinedInput
 from millstream.dataset.stream_steps import Join, OpenBelow
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import SavedPosition, is_flag, is_list, is_number, values_of
@@ -18,8 +17,8 @@ class Zip(Join):
 
     strict: bool
 
-    def opened(self, open_below: OpenBelow) -> RecoveringIterator[Any]:
-        return _ZipIterator(list(map(open_below, self.above)), self.strict)
+    def opened(self, open_below: OpenBelow) -> JoinedInput:
+        return _ZippedInputs(list(map(open_below, self.above)), self.strict)
 
     @property
     def text(self) -> str:
@@ -27,68 +26,64 @@ class Zip(Join):
 
 
 @final
-class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
-    """Draws an element of each stream, in order."""
+class _ZippedInputs(JoinedInput):
+    """An element of each input, in order."""
 
-    _reads_together = True
-
-    def __init__(self, parents: Sequence[DatasetIterator[Any]], strict: bool) -> None:
-        super().__init__(parents)
+    def __init__(self, inputs: Sequence[Input], strict: bool) -> None:
+        super().__init__(inputs)
         self._strict = strict
         self._ended = False
+        self._ready = 0
 
-    def _draw_one(self) -> tuple[Any, ...]:
+    def num_ready(self) -> int:
+        return self._ready
+
+    def fetch(self, limit: int) -> bool:
         if self._ended:
-            raise StopIteration
-        drawn: list[Any] = []
-        try:
-            for parent in self._parents:
-                drawn.append(next(parent))  # noqa: PERF401  (their number is needed if one has ended)
-        except StopIteration:
-            self._ended = True
-            raise self._error_at_end(len(drawn)) or StopIteration from None
-        return tuple(drawn)
+            return False
+        self.read_together()
+        for number, one in enumerate(self.inputs):
+            if not (one.num_ready() or one.fetch(limit)):
+                error = self._error_at_end(number)
+                self._ended = True
+                # Those before it have been drawn from for the last time.
+                for earlier in self.inputs[:number]:
+                    earlier.take(1)
+                if error is not None:
+                    raise error
+                return False
+        self._ready = min(limit, *(one.num_ready() for one in self.inputs))
+        return True
 
-    def _draw(self, count: int) -> Drawn[tuple[Any, ...]]:
-        if self._ended:
-            return Drawn([])
-        columns: list[Sequence[Any]] = []
-        shortest, error = None, None
-        for number, parent in enumerate(self._parents):
-            drawn = drawn_from(parent, count)
-            columns.append(drawn.values)
-            if len(drawn.values) < count:
-                count, shortest, error = len(drawn.values), number, drawn.error
-        if shortest is not None and error is None:
-            self._ended = True
-            error = self._error_at_end(shortest)
-        return Drawn(list(zip(*[column[:count] for column in columns], strict=True)), error)
+    def take(self, count: int) -> list[Any]:
+        taken = list(zip(*[one.take(count) for one in self.inputs], strict=True))
+        self._ready -= count
+        self.step += count
+        return taken
 
-    def _error_at_end(self, shorter: int) -> BaseException | None:
-        """Returns an error if all must end together, and another one yields an element or fails where one has ended."""
+    def _error_at_end(self, shorter: int) -> ValueError | None:
+        """Returns an error if all must end together, and another one yields an element where one has ended."""
         if not self._strict:
             return None
         if shorter:
             return _unequal(shorter, 0)
-        for number, parent in enumerate(self._parents[1:], 1):
-            drawn = drawn_from(parent, 1)
-            if drawn.values or drawn.error is not None:
-                return drawn.error or _unequal(0, number)
-        return None
+        longer = (number for number, one in enumerate(self.inputs[1:], 1) if one.num_ready() or one.fetch(1))
+        number = next(longer, None)
+        return None if number is None else _unequal(0, number)
 
-    def _state(self) -> SavedPosition:
-        return SavedPosition((_KIND, self._step, self._ended, tuple(map(position_of, self._parents))))
+    def position(self, back: int = 0) -> SavedPosition:
+        return SavedPosition((_KIND, self.step - back, self._ended, tuple([one.position(back) for one in self.inputs])))
 
-    def _move(self, position: Any) -> None:
-        step, ended, parents = values_of(position, _KIND, is_number, is_flag, is_list)
-        if len(parents) != len(self._parents):
+    def move(self, position: Any) -> None:
+        step, ended, inputs = values_of(position, _KIND, is_number, is_flag, is_list)
+        if len(inputs) != len(self.inputs):
             raise CheckpointError(
-                f"The state is of {len(parents)} zipped datasets, but there are {len(self._parents)} here: zip the "
+                f"The state is of {len(inputs)} zipped datasets, but there are {len(self.inputs)} here: zip the "
                 "same datasets as when it was saved."
             )
-        for parent, saved in zip(self._parents, parents, strict=True):
-            move_to(parent, saved)
-        self._step, self._ended = step, ended
+        for one, saved in zip(self.inputs, inputs, strict=True):
+            one.move(saved)
+        self.step, self._ended, self._ready, self.is_prefetching = step, ended, 0, False
 
 
 _KIND = "zipped datasets"

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis
@@ -11,10 +11,9 @@ from hypothesis import strategies
 
 import millstream
 from millstream import IterDataset, MapDataset, experimental
-from millstream.dataset.iterators import recovering_iterator
 from millstream.dataset.iterators.chain_iterator import ReadIterator
-from millstream.dataset.iterators.dataset_iterator import Drawn
-from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.fed_iterator import Drawing
+from millstream.dataset.iterators.join_iterator import JoinIterator
 
 
 def stream(first: int, length: int, failing: int | None, step: int) -> IterDataset[int]:
@@ -73,7 +72,7 @@ JOINS: dict[str, Callable[[list[IterDataset[int]], int], IterDataset[Any]]] = {
 }
 
 
-def one_by_one(iterator: RecoveringIterator[Any], count: int) -> tuple[list[Any], str]:
+def one_by_one(iterator: JoinIterator, count: int) -> tuple[list[Any], str]:
     """Returns the next elements, and the text of the error that follows them."""
     values: list[Any] = []
     try:
@@ -83,10 +82,10 @@ def one_by_one(iterator: RecoveringIterator[Any], count: int) -> tuple[list[Any]
     return values, ""
 
 
-def in_runs(iterator: RecoveringIterator[Any], count: int) -> tuple[list[Any], str]:
-    """Returns the same, drawn in one call."""
-    values, error, _ = iterator._draw_run(count)
-    return list(values), "" if error is None else repr(error)
+def in_runs(iterator: JoinIterator, count: int) -> tuple[list[Any], str]:
+    """Returns the same, drawn for operations."""
+    drawn = Drawing(iterator.join, math.inf).draw(count, 0)
+    return list(drawn.values), "" if drawn.error is None else repr(drawn.error)
 
 
 @pytest.mark.parametrize("join", JOINS)
@@ -95,83 +94,50 @@ def in_runs(iterator: RecoveringIterator[Any], count: int) -> tuple[list[Any], s
     parents=streams(),
     number=strategies.integers(1, 4),
     counts=strategies.lists(strategies.integers(1, 20), min_size=1, max_size=5),
-    run=strategies.integers(1, 32),
 )
-@hypothesis.example(parents=[stream(0, 2, None, 1), stream(100, 5, 2, 1)], number=3, counts=[4], run=8)
-def test_runs_change_nothing(
-    join: str, parents: list[IterDataset[int]], number: int, counts: list[int], run: int
-) -> None:
+@hypothesis.example(parents=[stream(0, 2, None, 1), stream(100, 5, 2, 1)], number=3, counts=[4])
+def test_runs_change_nothing(join: str, parents: list[IterDataset[int]], number: int, counts: list[int]) -> None:
     """Elements, errors, steps and states after each draw are those of as many calls of `next`."""
     dataset = JOINS[join](parents, number)
     singly, together = iter(dataset), iter(dataset)
-    assert isinstance(singly, RecoveringIterator)
-    assert isinstance(together, RecoveringIterator)
+    assert isinstance(singly, JoinIterator)
+    assert isinstance(together, JoinIterator)
+    together.join.for_operations()
     for count in counts:
-        together._run = run
         expected = one_by_one(singly, count)
         assert in_runs(together, count) == expected
         values, error = expected
         if error:
             break
-        assert together.step == singly.step
-        assert together.get_state() == singly.get_state()
+        assert together.join.step == singly.step
+        assert together.join.position() == singly._position_here()
         if len(values) < count:
             break
 
 
-class Logged(IterDataset[int]):
-    """A stream of the user's that writes its number to a list whenever an element is drawn."""
-
-    def __init__(self, number: int, drawn: list[int]) -> None:
-        super().__init__()
-        self.number = number
-        self.drawn = drawn
-
-    def __iter__(self) -> Iterator[int]:  # type: ignore[override]  # a generator, which is counted
-        for element in itertools.count():
-            self.drawn.append(self.number)
-            yield element
-
-
-IN_TURN: dict[str, Callable[[list[Logged]], IterDataset[int]]] = {
-    "interleave": lambda parents: experimental.InterleaveIterDataset(parents, cycle_length=2),
-    "mix": IterDataset.mix,
-}
-
-
-@pytest.mark.parametrize(("fast_seconds", "longest"), [(0.0, 1), (math.inf, 16)])
-@pytest.mark.parametrize("join", IN_TURN)
-def test_runs_are_long_only_where_elements_come_fast(
-    join: str, fast_seconds: float, longest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Slow streams are drawn from in turn, so that all read ahead; fast ones many times in a row, which costs less."""
-    monkeypatch.setattr(recovering_iterator, "FAST_SECONDS", fast_seconds)
-    drawn: list[int] = []
-    iterator = iter(IN_TURN[join]([Logged(0, drawn), Logged(1, drawn)]))
-    assert isinstance(iterator, RecoveringIterator)
-    for _ in range(8):
-        iterator._draw_run(32)
-    assert max(len(list(run)) for _, run in itertools.groupby(drawn[-32:])) == longest
-
-
-@pytest.mark.parametrize("stop", ["all_exhausted", "drop_exhausted"])
-def test_a_batch_of_a_mixture_draws_each_chain_in_runs(stop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of draws from the chains of a mixture does not grow with the number of its elements."""
-    monkeypatch.setattr(recovering_iterator, "FAST_SECONDS", math.inf)
+@pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted", "drop_exhausted"])
+def test_a_batch_of_a_mixture_takes_from_each_chain_in_runs(stop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of times that elements are taken from the chains does not grow with the number of elements."""
     options = millstream.ReadOptions(num_threads=0)
-    chains = [MapDataset.range(100_000).repeat().to_iter_dataset(options) for _ in range(3)]
+    chains = [MapDataset.range(100_000).repeat().to_iter_dataset(options).filter(is_any) for _ in range(3)]
     mixed = IterDataset.mix(chains, [3, 2, 1], stop=stop)
     counts: list[int] = []
-    draw_run = ReadIterator._draw_run
+    take = ReadIterator.take
 
-    def counted(self: ReadIterator, count: int) -> Drawn[Any]:
+    def counted(self: ReadIterator, count: int) -> list[Any]:
         counts.append(count)
-        return draw_run(self, count)
+        return take(self, count)
 
-    monkeypatch.setattr(ReadIterator, "_draw_run", counted)
+    monkeypatch.setattr(ReadIterator, "take", counted)
     with iter(mixed.batch(512)) as iterator:
         for _ in range(8):
             next(iterator)
         counts.clear()
         next(iterator)
-    assert 0 < len(counts) <= 3 * len(chains)
+    assert sum(counts) == 512
+    assert len(counts) <= 8 * len(chains)
+
+
+def is_any(element: Any) -> bool:
+    """Keeps all elements, which is not known in advance."""
+    return element is not None

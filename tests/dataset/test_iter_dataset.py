@@ -111,11 +111,12 @@ def test_the_repr_of_an_iterator_says_what_runs() -> None:
         assert repr(mixed) == (
             "<MixtureIterator at step 1, running, up to 32 threads, reads a mixture of 2: Map(float), Map(abs)>"
         )
-        assert repr(drawn) == "<MixedIterator, open, draws from 2 iterators>"
+        assert repr(drawn) == "<JoinIterator, open, draws from mix(weights={0: 1, 1: 1})>"
     assert repr(read).startswith("<ReadIterator at step 1, closed, ")
-    assert repr(drawn) == "<MixedIterator, closed, draws from 2 iterators>"
+    assert repr(drawn) == "<JoinIterator, closed, draws from mix(weights={0: 1, 1: 1})>"
     with iter(IterDataset.mix([numbers.filter(bool)]).map(abs)) as fed:
-        assert repr(fed) == "<FedIterator at step 0, idle, in this thread, draws from MixedIterator: Map(abs)>"
+        draws = "draws from mix(weights={0: 1})"
+        assert repr(fed) == f"<FedIterator at step 0, idle, in this thread, {draws}: Map(abs)>"
 
 
 def test_nothing_prefetches_before_it_is_asked() -> None:

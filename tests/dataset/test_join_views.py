@@ -89,7 +89,7 @@ def test_a_join_measures_the_waits_for_it_and_the_work_below(name: str) -> None:
         assert metrics["loader/batches_per_second"] == count / ((rows + count) * SECONDS)
         assert metrics["loader/wait_share"] == (rows * SECONDS - first) / ((rows + count) * SECONDS - first)
         assert f"{count} batches" in str(iterator.summary())
-        assert str(iterator.summary()).startswith(f"{iterator.name}, in order\n")
+        assert str(iterator.summary()).startswith(f"{iterator.join.name}, in order\n")
 
 
 @each_join

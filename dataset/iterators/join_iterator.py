@@ -1,0 +1,221 @@
+"""The iterator of a join that no operations follow: a queue of elements, and the position of each.
+
+A signal handler may raise anywhere in a fetch, and a fetch may fail halfway. The inputs are then at any position. So
+the iterator sets a flag while it fetches. If it finds the flag set, it moves to an earlier state, and draws the
+elements since then again. A stream is a function, so they are the same.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
+
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, SavingIterator
+from millstream.dataset.iterators.inputs import ChainInput, Input, JoinInsight, OwnInput
+from millstream.loader.checkpoints.checkpointable import Exclusive
+from millstream.loader.checkpoints.envelope import SavedPosition
+from millstream.loader.checkpoints.state import Stream
+from millstream.loader.measuring import ExecutorStatus, Profiler
+from millstream.loader.scheduling.feed import KEPT_ELEMENTS
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.views import Insight, Measured, serve_if_requested
+
+if TYPE_CHECKING:
+    from millstream.loader.engine.crew import Crew
+
+_TRIES = 100
+"""The number of times that a state is taken again because another thread has moved the iterator meanwhile."""
+
+
+@final
+class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
+    """Yields the elements of a join. It fetches only those that come together with the next one."""
+
+    _in_use = (
+        "This iterator is in use: another thread, or the code that a signal handler interrupted, is drawing an "
+        "element. Its position is that of several datasets, and is known between two elements only. Set a flag in the "
+        "handler, and call get_state after next()."
+    )
+    _crew: "Crew | None" = None
+    """The workers that run the calls of the chains below, if it has workers."""
+
+    def __init__(self, join: Input) -> None:
+        super().__init__((join,))
+        self.join = join
+        self.profiler = Profiler(())
+        self._workers, self._reading = MultiprocessingOptions(), ReadOptions(0, 0)
+        # The elements that were taken, those that were not delivered, and the number of all that were taken.
+        self._values: list[Any] = []
+        self._row = self._stop = self._num_taken = 0
+        # True from before elements are fetched until they are counted; it stays so if that fails.
+        self._is_torn = False
+        self._kept_state: Any = None
+        self._kept_step = 0
+        # The number of times that it has begun to fetch, or was moved.
+        self._num_moves = 0
+        self._counted_step = 0
+
+    def __next__(self) -> Any:
+        """Returns the next element. After an error of an input, the next call draws the same element again."""
+        while self._row == self._stop:
+            self._alone(self._fetch)
+        # There is no call and no backward jump from here to the end, as in a `DataLoaderIterator`.
+        values, row = self._values, self._row
+        value = values[row]
+        self._row = row + 1
+        # It belongs to the caller now.
+        values[row] = None
+        return value
+
+    @property
+    def step(self) -> int:
+        """The number of elements yielded since the beginning of the stream."""
+        return self._num_taken - self._stop + self._row
+
+    def _fetch(self) -> None:
+        """Fetches and takes elements; raises StopIteration at the end of the stream."""
+        self._check_open()
+        self.count_delivered()
+        if self.consumer is not None:
+            self._take()
+            return
+        is_first, start = self._kept_state is None, self.profiler.begin_wait(self)
+        try:
+            self._take()
+        finally:
+            self.profiler.end_wait(self, start, is_first=is_first)
+
+    def _take(self) -> None:
+        join = self.join
+        if self._is_torn:
+            self._recover()
+        if self._kept_state is None:
+            serve_if_requested(self)
+            self._keep()
+        elif self.step - self._kept_step >= KEPT_ELEMENTS:
+            self._keep()
+        self._is_torn, self._num_moves = True, self._num_moves + 1
+        if not (join.num_ready() or join.fetch(KEPT_ELEMENTS)):
+            self._is_torn = False
+            if self._crew is not None:
+                # The next iterator gets the workers.
+                self._crew.pause()
+            raise StopIteration
+        values = join.take(min(join.num_ready(), KEPT_ELEMENTS))
+        count = len(values)
+        self._values, self._row, self._stop = values, 0, count
+        self._num_taken, self._is_torn = self._num_taken + count, False
+        self.profiler.record_first_size(values[0])
+
+    def _keep(self) -> None:
+        self._kept_state, self._kept_step = self.join.position(self._stop - self._row), self.step
+
+    def _recover(self) -> None:
+        if not self._is_torn:
+            return
+        step, join = self.step, self.join
+        join.move(self._kept_state)
+        left = step - self._kept_step
+        while left:
+            if not (join.num_ready() or join.fetch(left)):
+                raise RuntimeError(f"The stream has ended at element {step - left}, and there were {step} before.")
+            count = min(left, join.num_ready())
+            join.take(count)
+            left -= count
+        self._num_moves += 1
+        self._values, self._row, self._stop, self._num_taken, self._is_torn = [], 0, 0, step, False
+
+    def _position_here(self) -> SavedPosition:
+        for _ in range(_TRIES):
+            if self._is_in_use or self._is_torn:
+                # Refused if it is in use, also by a call that recovers.
+                self._alone(self._recover)
+            moves = self._num_moves
+            try:
+                position: SavedPosition = self.join.position(self._stop - self._row)
+            except Exception:
+                if moves == self._num_moves:
+                    raise
+                continue
+            # Another thread may have taken from some of the inputs meanwhile.
+            if moves == self._num_moves and not self._is_in_use:
+                return position
+        raise ValueError(self._in_use)
+
+    def _move_to(self, position: Any, stream: Stream | None = None) -> None:
+        del stream
+        self._go(functools.partial(self.join.move, position))
+
+    def seek(self, step: int) -> None:
+        if (seek := getattr(self.join, "seek", None)) is None:
+            super().seek(step)
+        else:
+            self._go(functools.partial(seek, step))
+
+    def _go(self, move: Callable[[], None]) -> None:
+        """Moves the inputs and this iterator. An interruption leaves it where it was."""
+        self._check_open()
+        self._alone(functools.partial(self._keep_and_move, move))
+
+    def _keep_and_move(self, move: Callable[[], None]) -> None:
+        self.count_delivered()
+        if not self._is_torn:
+            self._keep()
+        self._is_torn = True
+        move()
+        self._num_moves += 1
+        self._counted_step = self.join.step
+        self._values, self._row, self._stop, self._num_taken = [], 0, 0, self.join.step
+        self._kept_state, self._is_torn = None, False
+
+    def start_prefetch(self) -> None:
+        self._check_open()
+        super().start_prefetch()
+
+    def close(self) -> None:
+        super().close()
+        if self._crew is not None:
+            self._crew.end()
+
+    def run_by(self, crew: "Crew", workers: MultiprocessingOptions, reading: ReadOptions) -> None:
+        """Uses workers with these options, until the end, where the next iterator gets them."""
+        self._crew, self._workers, self._reading = crew, workers, reading
+
+    @functools.cached_property
+    def insight(self) -> Insight:
+        insight = JoinInsight(self.join, self.profiler, self._workers, self._reading)
+        insight.add(self)
+        return insight
+
+    @property
+    def lifecycle(self) -> str:
+        return "closed" if self._closed else "running" if self.step else "idle"
+
+    def count_delivered(self) -> None:
+        # The swap is one statement without a call, so that no two threads count the same.
+        step = self.step
+        before, self._counted_step = self._counted_step, step
+        if self.consumer is None:
+            self.profiler.delivered(step - before, 0)
+
+    def num_ready(self) -> int:
+        return max(0, self._stop - self._row)
+
+    def executor_status(self) -> ExecutorStatus | None:
+        # The workers change meanwhile. A status that fails now succeeds the next time.
+        with contextlib.suppress(RuntimeError, LookupError, OSError):
+            return None if self._crew is None else self._crew.status()
+        return None
+
+    def worker_stacks(self) -> dict[int, str]:
+        current = None if self._crew is None else self._crew.current
+        return {} if current is None else current.stacks()
+
+
+def iterator_of(stream: DatasetIterator[Any] | Input) -> DatasetIterator[Any]:
+    """Returns the iterator of a stream that was opened."""
+    if isinstance(stream, DatasetIterator):
+        return stream
+    if isinstance(stream, ChainInput) or (isinstance(stream, OwnInput) and stream.iterator._recovers):  # noqa: SLF001
+        return stream.iterator
+    return JoinIterator(stream)
