@@ -62,6 +62,7 @@ def nested(record: Any) -> Any:
     return record, [record["b"]]
 
 
+@pytest.mark.filterwarnings("ignore:Setting the dtype:DeprecationWarning")
 @pytest.mark.parametrize("reading", READING)
 @pytest.mark.parametrize(
     "function",
