@@ -32,8 +32,8 @@ from support.everywhere import (
     assert_survives_interrupts,
     check_rest,
     in_workers,
+    position_of,
     read,
-    state_of,
 )
 from support.processes.process_tree import open_descriptors, our_threads, processes_below
 
@@ -59,7 +59,7 @@ def survives_signals(stream: Stream, chance: random.Random, place: Place) -> int
     """Reads a stream while signals interrupt it, and returns how many did."""
     with iter(stream.dataset()) as iterator:
         whole = read(iterator)
-    states, num_signals, position = [*whole.states, whole.last], 0, 0
+    num_signals = position = 0
     with iter(stream.dataset(place)) as iterator:
         for _ in range(4):
             got: list[Any] = []
@@ -70,7 +70,7 @@ def survives_signals(stream: Stream, chance: random.Random, place: Place) -> int
                 num_signals += 1
             except Exception:  # noqa: BLE001  (those of the stream are compared below)
                 pass
-            before, position = position, min(states.index(state_of(iterator)), len(whole.values))
+            before, position = position, position_of(iterator, stream.dataset(), whole)
             assert position - before in {len(got), len(got) + 1}
             assert got == whole.values[before : before + len(got)]
         check_rest(read(iterator), whole, position, None)
