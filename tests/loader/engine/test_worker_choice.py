@@ -9,6 +9,7 @@ from millstream.loader.engine.worker_choice import (
     FULL_SECONDS,
     PAUSE_SECONDS,
     REST_SECONDS,
+    TRIAL_BATCHES,
     TRIAL_SECONDS,
     Window,
     WorkerChoice,
@@ -192,3 +193,37 @@ def test_a_number_that_is_kept_does_not_grow() -> None:
     choice.keep(2, "no process is left")
 
     assert settled(choice, lambda number: window(0.02 / number)) == [2]
+
+
+def test_a_step_is_judged_by_enough_batches_of_its_own() -> None:
+    """The first measurements after it are of batches begun before; then some time must pass, and some batches come."""
+    choice = WorkerChoice(CORES)
+    choice.record(window(2.0))
+    seen = []
+    for _ in range(TRIAL_BATCHES + 1):
+        choice.record(window(TRIAL_SECONDS, trainer=10 * TRIAL_SECONDS))
+        seen.append(choice.is_settled)
+    assert seen == [*[False] * TRIAL_BATCHES, True]
+
+
+def test_a_step_after_which_the_trainer_hardly_waits_is_kept() -> None:
+    """Also if each batch waits as long as before, because the trainer takes longer, too."""
+    choice = WorkerChoice(CORES)
+    choice.record(STARVED)
+    assert settled(choice, lambda _: window(0.02, trainer=0.5)) == [2]
+
+
+def test_a_bad_start_counts_twice_at_most() -> None:
+    """Waits while workers start, however long, do not make workers look good that double the waits."""
+    choice = WorkerChoice(2)
+    choice.record(STARVED)
+    choice.record_start(window(1.0))
+    assert settled(choice, lambda number: window(0.05) if number else STARVED, num_windows=12)[-1] == 0
+
+
+def test_workers_that_work_stay() -> None:
+    """If the trainer never waits because four workers use almost two cores, two of them would not be enough."""
+    choice = WorkerChoice(4)
+    settled(choice, lambda number: window(0.04 / (number or 1)))
+    busy = window(0.0001, trainer=0.05, busy=1.7)
+    assert settled(choice, lambda _: busy, int(4 * REST_SECONDS / SECONDS)) == [4]
