@@ -28,7 +28,7 @@ from millstream.dataset.nodes.element_nodes import Batched, Mapped, MappedAtRand
 from millstream.dataset.nodes.joining_nodes import Mixed
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions
-from millstream.dataset.stream_steps import Join, OpenBelow, StreamStep
+from millstream.dataset.stream_steps import Join, OpenBelow, StreamStep, options_of
 from millstream.loader.checkpoints.envelope import SavedPosition
 from millstream.loader.checkpoints.state import Stream
 from millstream.loader.execution import Execution
@@ -64,7 +64,9 @@ class Mix(Join):
     def followed_by(
         self, chain: FixedChain, running: Running, reading: ReadOptions | None, draw: Callable[[Shared], Any]
     ) -> DatasetIterator[Any] | None:
-        if running.tolerance is not None or not chain.operations or not self.mixing.is_plain:
+        if not chain.operations or not self.mixing.is_plain:
+            return None
+        if any(options_of(parent, running.shared.options).tolerance is not None for parent in self.above):
             return None
         nodes = [straight_node(parent) for parent in self.above]
         lowered = tuple(node for node in nodes if node is not None)

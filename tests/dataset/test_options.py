@@ -11,6 +11,7 @@ import pytest
 import millstream as grain
 from millstream import experimental
 from millstream.experimental import DatasetOptions, WithOptionsIterDataset
+from support.streams import drain
 
 
 def thinned(number: int) -> bool:
@@ -193,3 +194,16 @@ def test_limits_of_filters_reach_every_dataset(join: str) -> None:
     for stream in [dataset] if join == "late" else [dataset, dataset.batch(9).mp_prefetch(1)]:
         with iter(stream) as iterator, pytest.raises(ValueError, match="left 100 of 1000 records"):
             list(iterator)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_stream_below_a_mixture_has_options_of_its_own(batched: bool) -> None:
+    """Its elements that fail are skipped, and those of the other streams are errors, whatever follows the mixture."""
+    skipping = grain.MapDataset.range(8).map(fails_at_three).to_iter_dataset().options(on_error="skip")
+    others = [grain.MapDataset.range(10, 18).to_iter_dataset(), grain.MapDataset.range(3, 5).map(fails_at_three)]
+    for other, error in zip(others, (None, ValueError), strict=True):
+        mixture: Any = grain.IterDataset.mix([skipping, other])
+        expected, raised = drain(iter(mixture.filter(lambda _: True)))
+        found, same = drain(iter(mixture.map(abs).batch(1, batch_fn=list).map(sum) if batched else mixture.map(abs)))
+        assert (found, same) == (expected, raised)
+        assert (raised, len(found) > 12) == (error, error is None)
