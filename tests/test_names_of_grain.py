@@ -48,7 +48,7 @@ LAWS = {
     "`Operation`": "what_is_no_operation_is_refused",
     "`multiprocessing.`: `SharedMemoryArray`, `SharedMemoryArrayMetadata`": "batches_of_all_kinds",
     "`__version_info__`": "the_version_is_written_once_in_each_place",
-    "`MapDataset`, `IterDataset`, `DatasetIterator`": "a_stream_is_that_of_the_oracle",
+    "`MapDataset`, `IterDataset`, `DatasetIterator`": "a_stream_is_the_oracles_in_the_consumers_thread_and_in_others",
     (
         "`experimental.`: `FirstFitPackIterDataset`, `BestFitPackIterDataset`, `ConcatThenSplitIterDataset`, "
         "`WindowShuffleIterDataset`, `RebatchIterDataset`, `batch_and_pad`"
@@ -69,8 +69,8 @@ LAWS = {
     "`transforms.`: `DatasetSelectionMap`, `Transformations`": "a_selection_map_of_ones_own_is_asked_at_each_position",
     "`experimental.PackAndBatchOperation`": "batches_are_the_rows_of_first_fit",
     "`experimental.`: `get_next_index`, `set_next_index`": "iterators_can_seek",
-    "`experimental.multithread_prefetch`": "workers_change_nothing",
-    "`experimental.apply_transformations`": "a_stream_is_that_of_the_oracle",
+    "`experimental.multithread_prefetch`": "a_stream_is_the_oracles_in_workers",
+    "`experimental.apply_transformations`": "a_stream_is_the_oracles_in_the_consumers_thread_and_in_others",
     "`experimental.RngPool`": "order_and_draws_are_those_of_a_data_loader",
     "`experimental.`: `get_element_spec`, `ShapeDtypeStruct`, `ShapeDtypeStructProtocol`": (
         "names_that_are_not_there_say_what_to_write"
@@ -82,9 +82,11 @@ LAWS = {
     "`.seed(s)`, `.shuffle(seed=s)`": "order_and_draws_are_those_of_a_data_loader",
     "`.repeat(n)`, `.repeat()`": "order_and_draws_are_those_of_a_data_loader",
     "`ds[shard_index::shard_count]`": "slices_of_an_endless_dataset_share_it_out",
-    "`.map(f)`, `.map_with_index(f)`, `.random_map(f)`, `.filter(f)`, `.batch(n)`": "a_stream_is_that_of_the_oracle",
-    "`.to_iter_dataset(read_options)`": "a_stream_is_that_of_the_oracle",
-    "`.mp_prefetch(options)`": "workers_change_nothing",
+    "`.map(f)`, `.map_with_index(f)`, `.random_map(f)`, `.filter(f)`, `.batch(n)`": (
+        "a_stream_is_the_oracles_in_the_consumers_thread_and_in_others"
+    ),
+    "`.to_iter_dataset(read_options)`": "a_stream_is_the_oracles_in_the_consumers_thread_and_in_others",
+    "`.mp_prefetch(options)`": "a_stream_is_the_oracles_in_workers",
     "`ThreadPrefetchIterDataset(ds, m)`": "a_state_does_not_depend_on_prefetching",
     "`experimental.device_put(ds, device, device_buffer_size=m)`": "batches_of_chains_on_the_device",
     "`ds[i]`": "every_position_has_the_element_of_the_oracle",
@@ -109,7 +111,7 @@ LAWS = {
     "iterators": "a_closed_iterator_says_so",
     # What differs in chains.
     "default seed of a `shuffle` or `random_map`": "an_inserted_map_changes_neither_order_nor_draws",
-    "`mp_prefetch(n)` after filters, packing, draws or `batch`": "workers_change_nothing",
+    "`mp_prefetch(n)` after filters, packing, draws or `batch`": "a_stream_is_the_oracles_in_workers",
     "weights of a mixture": "each_component_comes_in_its_share",
     "weights of datasets with names": "a_mix_is_in_the_order_of_a_mixture_sampler",
     "last window of a `WindowShuffleMapDataset`": "every_position_has_the_element_of_the_oracle",
