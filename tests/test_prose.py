@@ -46,7 +46,6 @@ OWN_TERMS = {
     "piece": {"sources/pieces.py"},
     "pieces": {"sources/pieces.py"},
     "_pieces": {"sources/arrow/tables.py", "sources/concatenated.py", "sources/files/multi_file.py"},
-    "_words": {"millstream/core/philox_state.py"},
     "words": {"millstream/core/philox_state.py", "millstream/core/randomness.py", "samplers/permutation.py"},
 }
 """The modules in which such a name is the term of the field, 64-bit words, or a public attribute."""
