@@ -58,11 +58,13 @@ docs: $(VENV)/.installed ## Build the documentation as a site, in build/site: in
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 VERSION ?= dev
+# mike looks for mkdocs in the PATH.
 site: $(VENV)/.installed ## Push the site to the branch gh-pages, as VERSION=v0.2.0, which becomes `latest`, or as `dev`.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'mike>=2.1'
 	git config user.name "$$(git log -1 --format=%an)" && git config user.email "$$(git log -1 --format=%ae)"
-	if test $(VERSION) = dev; then $(BIN)/mike deploy --push dev; \
-		else $(BIN)/mike deploy --push --update-aliases $(VERSION) latest && $(BIN)/mike set-default --push latest; fi
+	export PATH="$(abspath $(BIN)):$$PATH" NO_MKDOCS_2_WARNING=1; \
+		if test $(VERSION) = dev; then mike deploy --push dev; \
+		else mike deploy --push --update-aliases $(VERSION) latest && mike set-default --push latest; fi
 
 links: $(VENV)/.installed ## Ask for every address of another site that a document links to.
 	$(BIN)/python docs/programs/check_links.py
