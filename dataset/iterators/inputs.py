@@ -114,16 +114,44 @@ class Input(abc.ABC):
         return iter(())
 
 
-@final
-class ChainInput(Input):
-    """The elements of a chain that an engine runs."""
+class IteratorInput(Input):
+    """The elements of an iterator."""
 
-    def __init__(self, iterator: EngineIterator) -> None:
-        self.iterator = iterator
+    iterator: DatasetIterator[Any]
 
     @property
     def step(self) -> int:  # type: ignore[override]  # it is read only
-        return self.iterator.step
+        return getattr(self.iterator, "step", 0)
+
+    @property
+    def class_name(self) -> str:
+        return self.iterator._class_name  # noqa: SLF001  (of every iterator)
+
+    def move(self, position: Any) -> None:
+        move_to(self.iterator, position)
+
+    def insights(self) -> list[Insight]:
+        return insights_of(self.iterator)
+
+    def start_prefetch(self) -> None:
+        call_if_possible(self.iterator, "start_prefetch")
+
+    def prepare_to_move(self) -> None:
+        call_if_possible(self.iterator, "prepare_to_move")
+
+    def close(self) -> None:
+        self.is_closed = True
+        call_if_possible(self.iterator, "close")
+
+
+@final
+class ChainInput(IteratorInput):
+    """The elements of a chain that an engine runs."""
+
+    iterator: EngineIterator
+
+    def __init__(self, iterator: EngineIterator) -> None:
+        self.iterator = iterator
 
     def num_ready(self) -> int:
         return self.iterator.num_ready()
@@ -137,27 +165,12 @@ class ChainInput(Input):
     def position(self, back: int = 0) -> Any:
         return self.iterator.position_before(back)
 
-    def move(self, position: Any) -> None:
-        move_to(self.iterator, position)
-
     def for_operations(self) -> None:
         self.iterator.for_operations()
 
-    def insights(self) -> list[Insight]:
-        return [self.iterator.insight]
-
-    def start_prefetch(self) -> None:
-        self.iterator.start_prefetch()
-
-    def prepare_to_move(self) -> None:
-        self.iterator.prepare_to_move()
-
-    def close(self) -> None:
-        self.iterator.close()
-
 
 @final
-class OwnInput(Input):
+class OwnInput(IteratorInput):
     """The elements of any other iterator. It is at its last element, so only one is fetched at a time.
 
     For operations, it fetches as many as are due.
@@ -176,16 +189,8 @@ class OwnInput(Input):
         self._error: BaseException | None = None
 
     @property
-    def step(self) -> int:  # type: ignore[override]  # it is read only
-        return getattr(self.iterator, "step", 0)
-
-    @property
     def watches_itself(self) -> bool:  # type: ignore[override]
         return self.iterator._watches_itself  # noqa: SLF001  (of every iterator)
-
-    @property
-    def class_name(self) -> str:
-        return self.iterator._class_name  # noqa: SLF001  (as above)
 
     def num_ready(self) -> int:
         return len(self._values)
@@ -199,22 +204,6 @@ class OwnInput(Input):
             raise error
         return False
 
-    def take(self, count: int) -> list[Any]:
-        taken, self._values = self._values[:count], self._values[count:]
-        return taken
-
-    def position(self, back: int = 0) -> Any:
-        if back:
-            raise AssertionError("one element is fetched at a time")
-        return position_of(self.iterator)
-
-    def move(self, position: Any) -> None:
-        self._forget()
-        move_to(self.iterator, position)
-
-    def for_operations(self) -> None:
-        self._fetches_runs = True
-
     def fill(self, count: int) -> int:
         if self._fetches_runs:
             self._draw(count)
@@ -227,18 +216,21 @@ class OwnInput(Input):
             self._values += drawn.values
             self._error, self._is_over = drawn.error, len(drawn.values) < missing
 
-    def insights(self) -> list[Insight]:
-        return insights_of(self.iterator)
+    def take(self, count: int) -> list[Any]:
+        taken, self._values = self._values[:count], self._values[count:]
+        return taken
 
-    def start_prefetch(self) -> None:
-        call_if_possible(self.iterator, "start_prefetch")
+    def position(self, back: int = 0) -> Any:
+        if back:
+            raise AssertionError("one element is fetched at a time")
+        return position_of(self.iterator)
 
-    def prepare_to_move(self) -> None:
-        call_if_possible(self.iterator, "prepare_to_move")
+    def move(self, position: Any) -> None:
+        self._forget()
+        super().move(position)
 
-    def close(self) -> None:
-        self.is_closed = True
-        call_if_possible(self.iterator, "close")
+    def for_operations(self) -> None:
+        self._fetches_runs = True
 
 
 def input_of(stream: Any) -> Input:

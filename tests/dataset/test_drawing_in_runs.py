@@ -13,6 +13,7 @@ import millstream
 from millstream import IterDataset, MapDataset, experimental
 from millstream.dataset.iterators.chain_iterator import ReadIterator
 from millstream.dataset.iterators.fed_iterator import Drawing
+from millstream.dataset.iterators.inputs import Input
 from millstream.dataset.iterators.join_iterator import JoinIterator
 
 
@@ -113,6 +114,65 @@ def test_runs_change_nothing(join: str, parents: list[IterDataset[int]], number:
         assert together.join.position() == singly._position_here()
         if len(values) < count:
             break
+
+
+@pytest.mark.parametrize("join", JOINS)
+@hypothesis.settings(max_examples=30)
+@hypothesis.given(parents=streams(), number=strategies.integers(1, 4), limit=strategies.integers(1, 16))
+def test_the_position_before_each_taken_element_is_known(
+    join: str, parents: list[IterDataset[int]], number: int, limit: int
+) -> None:
+    """However many elements were taken together, each has the position that it has if it was taken alone."""
+    dataset = JOINS[join](parents, number)
+    singly, together = iter(dataset), iter(dataset)
+    assert isinstance(singly, JoinIterator)
+    assert isinstance(together, JoinIterator)
+    alone, run = singly.join, together.join
+    while has_more(run, limit):
+        values = run.take(count := min(limit, run.num_ready()))
+        positions = []
+        for value in values:
+            assert alone.num_ready() or alone.fetch(1)
+            assert alone.take(1) == [value]
+            positions.append(alone.position())
+        assert [run.position(back) for back in reversed(range(count))] == positions
+
+
+def has_more(join: Input, limit: int) -> bool:
+    """Returns True if there is another element before the end and before the first error."""
+    try:
+        return bool(join.num_ready()) or join.fetch(limit)
+    except (ArithmeticError, ValueError):
+        return False
+
+
+class Counted:
+    """A source that counts its reads."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, key: int) -> int:
+        self.reads += 1
+        return key
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_what_is_taken_was_fetched(join: str) -> None:
+    """A join takes elements without reading any."""
+    sources = [Counted() for _ in range(3)]
+    options = millstream.ReadOptions(num_threads=0)
+    iterator = iter(JOINS[join]([MapDataset.source(source).to_iter_dataset(options) for source in sources], 2))
+    assert isinstance(iterator, JoinIterator)
+    taken = 0
+    while taken < 40 and (iterator.join.num_ready() or iterator.join.fetch(16)):
+        before = [source.reads for source in sources]
+        taken += len(iterator.join.take(iterator.join.num_ready()))
+        assert [source.reads for source in sources] == before
+    assert taken
 
 
 @pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted", "drop_exhausted"])
