@@ -17,7 +17,7 @@ from support.everywhere import THREADS, assert_same_everywhere, assert_survives_
 from support.laws import assert_resumes_everywhere
 
 
-@settings(max_examples=150)
+@settings(max_examples=110)
 @given(streams(6, fails=True), st.randoms(use_true_random=False), st.booleans())
 def test_a_stream_is_the_oracles_in_the_consumers_thread_and_in_others(
     stream: Stream, chance: random.Random, skips: bool
@@ -27,7 +27,7 @@ def test_a_stream_is_the_oracles_in_the_consumers_thread_and_in_others(
     assert_same_everywhere(stream, chance, chance.sample(THREADS, 2), skips=skips)
 
 
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(streams(6, fails=True), st.randoms(use_true_random=False), st.booleans(), st.booleans())
 def test_a_stream_is_the_oracles_in_workers(stream: Stream, chance: random.Random, skips: bool, kills: bool) -> None:
     """So they are in workers, of the whole stream or of parts of it, also while workers are killed."""

@@ -64,7 +64,7 @@ def test_a_stream_that_is_interrupted_at_any_moment_is_where_it_says(name: str, 
     with iter(dataset) as other:
         next(other)
         early = other.get_state()
-    for moment in itertools.count(step=29 if name in {"hole", "interleave"} else 7):
+    for moment in itertools.count(step=43 if name in {"hole", "interleave"} else 17):
         with iter(dataset) as iterator, iter(dataset) as fresh:
             got = list(itertools.islice(iterator, 3))
 
