@@ -69,7 +69,7 @@ class Soak:
         Raises:
             TrialError: it failed.
         """
-        if self._is_of_trees(seed):
+        if self.is_of_trees(seed):
             with small_disk() as (folder, disk):
                 orders = {"seed": seed, "count": _TREES_PER_TRIAL, "life": 0, "is_last": True}
                 self._live(orders, environment(folder) | self._surroundings(disk), _TREES)
@@ -106,7 +106,8 @@ class Soak:
                 )
         self.seen["trials"] += 1
 
-    def _is_of_trees(self, seed: int) -> bool:
+    def is_of_trees(self, seed: int) -> bool:
+        """Returns True if a trial reads trees of streams, and False if it reads a course."""
         return seed % 4 == 3 and not self._broken and not self._fault
 
     def _surroundings(self, disk: Path) -> dict[str, str]:
@@ -211,7 +212,8 @@ def failed(soak: Soak, seed: int) -> bool:
     try:
         soak.trial(seed)
     except TrialError as error:
-        say(f"FAILED: make soak SEED={seed}\n{Course.of(seed)}\n{error}")
+        what = "trees of streams" if soak.is_of_trees(seed) else Course.of(seed)
+        say(f"FAILED: make soak SEED={seed}\n{what}\n{error}")
         return True
     return False
 

@@ -108,6 +108,12 @@ def check_nothing_is_left(descriptors: int) -> None:
         time.sleep(0.02)
 
 
+def report_unraisable(unraisable: Any) -> None:
+    """Reports an error that Python cannot raise. An interrupt in a destructor or a callback of Python's is lost."""
+    if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+
+
 def main() -> None:
     """Reads the trees of a seed."""
     orders = json.loads(sys.argv[1])
@@ -134,6 +140,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    sys.unraisablehook = report_unraisable
     logging.getLogger("millstream").setLevel(logging.CRITICAL)
     faulthandler.dump_traceback_later(float(os.environ["SOAK_LIMIT_SECONDS"]) * 0.9)
     main()
