@@ -164,15 +164,18 @@ class _CachedInput(SingleInput):
             self._is_in_step = True
         # The elements before a position that was moved to are fetched with the next one, when the workers are there.
         while len(self._kept) <= self.step:
-            if not (self.one.num_ready() or self.one.fetch(self.step - len(self._kept) + limit)):
-                if len(self._kept) < self.step:
-                    raise CheckpointError(
-                        f"The state is at element {self.step} of a cached dataset, which has {len(self._kept)}."
-                    )
-                return False
+            # An error may leave the input anywhere.
             self._is_in_step = False
-            self._kept += self.one.take(self.one.num_ready())
+            has_next = self.one.num_ready() or self.one.fetch(self.step - len(self._kept) + limit)
+            if has_next:
+                self._kept += self.one.take(self.one.num_ready())
             self._is_in_step = True
+            if not has_next and len(self._kept) < self.step:
+                raise CheckpointError(
+                    f"The state is at element {self.step} of a cached dataset, which has {len(self._kept)}."
+                )
+            if not has_next:
+                return False
         return True
 
     def take(self, count: int) -> list[Any]:

@@ -105,3 +105,12 @@ def test_a_move_to_other_proportions_is_done_or_not() -> None:
         if not was_interrupted:
             break
     assert moment > 300
+
+
+def test_an_error_below_a_cache_comes_again() -> None:
+    """As long as its element is asked for: the cache does not end there, and a repetition does not go on after it."""
+    with iter(numbers(1).zip(numbers(2)).cache().repeat(2)) as iterator:
+        assert next(iterator) == (0, 0)
+        for _ in range(3):
+            with pytest.raises(ValueError, match="must end together"):
+                next(iterator)
