@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from millstream import ReadOptions
-from support.draw.streams import HERE, AllFailError, Place, Stream, text_of
+from support.draw.streams import HERE, Place, Stream, UndecidedError, text_of
 from support.faults.interrupted import interrupt_at
 from support.processes.process_tree import worker_pids
 
@@ -117,7 +117,7 @@ def assert_same_everywhere(
         How often it was read from somewhere.
     """
     values, error = stream.outcome(skips=skips)
-    if error == AllFailError.__name__:
+    if error == UndecidedError.__name__:
         return 0
     datasets = {place: stream.dataset(place, skips=skips) for place in (HERE, *places)}
     whole: Reading | None = None

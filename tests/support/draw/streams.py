@@ -55,8 +55,11 @@ where the library may skip them.
 """
 
 
-class AllFailError(Exception):
-    """As many elements of a chain were skipped as it has records: the library may raise an error, too."""
+class UndecidedError(Exception):
+    """The library may raise an error, or not.
+
+    As many elements of a chain were skipped as it has records, or one fails of those that a batch drops at the end.
+    """
 
 
 class Skipped:
@@ -69,7 +72,7 @@ class Skipped:
     def add(self) -> None:
         self.count += 1
         if self._limit is not None and self.count >= self._limit:
-            raise AllFailError
+            raise UndecidedError
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -324,9 +327,14 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:  # noq
 
             def elements(skips: bool) -> Iterator[Element]:
                 some = before(skips)
-                if drops and length is not None and not skips:
-                    some = itertools.islice(some, length // size * size)
-                return groups(some, size, drops=drops)
+                if not drops or length is None or skips:
+                    yield from groups(some, size, drops=drops)
+                    return
+                yield from groups(itertools.islice(some, length // size * size), size, drops=drops)
+                try:
+                    collections.deque(some, maxlen=0)
+                except Exception:  # noqa: BLE001  (any: it is read only by workers below a join)
+                    raise UndecidedError from None
 
             changes = {"is_grouped": True}
             if length is not None:
