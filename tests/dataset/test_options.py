@@ -200,7 +200,10 @@ def test_limits_of_filters_reach_every_dataset(join: str) -> None:
 def test_a_stream_below_a_mixture_has_options_of_its_own(batched: bool) -> None:
     """Its elements that fail are skipped, and those of the other streams are errors, whatever follows the mixture."""
     skipping = grain.MapDataset.range(8).map(fails_at_three).to_iter_dataset().options(on_error="skip")
-    others = [grain.MapDataset.range(10, 18).to_iter_dataset(), grain.MapDataset.range(3, 5).map(fails_at_three)]
+    others = [
+        grain.MapDataset.range(10, 18).to_iter_dataset(),
+        grain.MapDataset.range(3, 5).map(fails_at_three).to_iter_dataset(),
+    ]
     for other, error in zip(others, (None, ValueError), strict=True):
         mixture: Any = grain.IterDataset.mix([skipping, other])
         expected, raised = drain(iter(mixture.filter(lambda _: True)))
