@@ -108,11 +108,14 @@ class SharedFolder:
                     return
 
     def remove(self) -> None:
-        """Removes the folder. Files that are mapped live on. Does nothing in a forked process."""
+        """Removes the folder. Files that are mapped live on. Does nothing in a forked process. Thread-safe."""
         if self.path and self._owner == os.getpid():
             remove_tree(self.path)
             self.path = ""
-            os.close(self._lock)
+            # In one statement without a call, so that no other thread closes it, too.
+            lock, self._lock = self._lock, -1
+            if lock >= 0:
+                os.close(lock)
 
 
 def remove_tree(path: str) -> None:

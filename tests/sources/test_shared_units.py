@@ -309,3 +309,13 @@ def test_workers_decode_a_row_group_once(tmp_path: Path, log: Path, workers: int
     if source.window_units is None:
         assert decoded(log) == list(range(24))
     assert not list(Path("/dev/shm").glob(f"millstream-units-{os.getpid()}-*"))
+
+
+def test_threads_that_remove_a_folder_together_remove_it_once() -> None:
+    """Two threads may close an iterator at the same time: none closes a descriptor that the other one has closed."""
+    for _ in range(50):
+        folder = SharedFolder()
+        with ThreadPoolExecutor(4) as threads:
+            for removed in [threads.submit(folder.remove) for _ in range(4)]:
+                removed.result()
+        assert folder.path == ""
