@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -71,8 +71,8 @@ class Soak:
         """
         if self.is_of_trees(seed):
             with small_disk() as (folder, disk):
-                orders = {"seed": seed, "count": _TREES_PER_TRIAL, "life": 0, "is_last": True}
-                self._live(orders, environment(folder) | self._surroundings(disk), _TREES)
+                trees = {"seed": seed, "count": _TREES_PER_TRIAL, "life": 0, "is_last": True}
+                self._live(trees, environment(folder) | self._surroundings(disk), _TREES)
             self.seen["trials"] += 1
             return
         chance = random.Random(f"trial {seed}")
@@ -118,7 +118,7 @@ class Soak:
             "SOAK_LIFE": os.urandom(8).hex(),
         }
 
-    def _live(self, orders: dict[str, object], surroundings: dict[str, str], program: Path = _LIFE) -> None:
+    def _live(self, orders: Mapping[str, object], surroundings: dict[str, str], program: Path = _LIFE) -> None:
         with subprocess.Popen(
             [sys.executable, program, json.dumps(orders)],
             env=surroundings,

@@ -16,7 +16,7 @@ SHAPE = (96, 64, 3)
 """More than `MIN_DIRECT_BYTES`."""
 
 NO_THREADS = millstream.ReadOptions(num_threads=0)
-READING = {"here": {"read_options": NO_THREADS}, "threads": {}}
+READING: dict[str, dict[str, Any]] = {"here": {"read_options": NO_THREADS}, "threads": {}}
 
 
 def images(count: int = 24) -> list[Any]:
@@ -113,7 +113,7 @@ def test_unchanged_arrays_are_not_copied_again(reading: str) -> None:
 
 def test_workers_copy_arrays_once() -> None:
     """The list that all workers share copies its large arrays where the batch will be, too."""
-    large = [{"n": number, "a": np.full((1 << 20,), number, np.uint8)} for number in range(16)]
+    large: list[dict[str, Any]] = [{"n": number, "a": np.full((1 << 20,), number, np.uint8)} for number in range(16)]
     shared = pickle.loads(pickle.dumps(share(large)))
     assert shared.copies_large_arrays
     copies = DirectCopies(np.empty)
