@@ -13,7 +13,7 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "coming-from-pytorch.md"
 
 LAWS = {
     # What maps to what.
-    "`Dataset` with `__getitem__`, `__getitems__`": "reading_one_by_one_or_many_at_once_is_the_same_stream",
+    "`Dataset` with `__getitem__`, `__getitems__`": "the_batched_read_is_used_for_every_batch",
     "`TensorDataset(images, labels)`": "columns_give_rows",
     "`ConcatDataset` of files": "parts_of_files_laid_end_to_end",
     "`Subset(dataset, indices)`, `random_split`": "keys_are_what_the_rows_stand_for",
@@ -23,7 +23,7 @@ LAWS = {
     "`for epoch in range(n): for batch in loader:`": "each_epoch_has_an_order_and_draws_of_its_own",
     "`sampler.set_epoch(epoch)`": "each_epoch_is_a_shuffle_of_its_own",
     "`WeightedRandomSampler`": "each_epoch_has_the_shares_of_the_weights",
-    "samplers of your own": "custom_samplers_order_the_stream",
+    "samplers of your own": "adapted_samplers_answer_in_every_way",
     "`batch_sampler`": "every_small_combination_is_as_documented",
     "`batch_size`, `drop_last`": "every_small_combination_is_as_documented",
     "`collate_fn`": "load_is_the_long_form",
