@@ -250,7 +250,7 @@ class Execution:
         pipeline = self.pipeline
         makes_batches = any(operation.makes_batches for operation in pipeline.operations)
         limit, min_seconds = available_cores(), BATCH_SECONDS if makes_batches else ELEMENT_SECONDS
-        choice = WorkerChoice(limit, min_seconds, widened(self.reading, limit))
+        choice = WorkerChoice(limit, min_seconds, widened(self.reading))
         reason = ""
         if self.workers.worker_init_fn is not None:
             reason = "worker_init_fn is not called in this process, which computes batches, too"

@@ -42,9 +42,9 @@ the trainer: two workers deliver tiny batches of 100 µs 1.25 times as fast.
 ELEMENT_SECONDS = 1e-4
 """The same for a single element, which takes less than a batch, but some do not even take 1 µs."""
 
-MAX_WIDENING = 4
-"""The threads of this process may be as many as those of this number of workers, if it waits and no other number was
-given.
+WIDENING = 4
+"""The threads of this process become as many as those of this number of workers, if it waits and no other number was
+given. What waits needs no cores.
 """
 
 BETTER = 0.9
@@ -80,13 +80,12 @@ def number_of_ms(seconds: float) -> str:
     return f"{seconds * 1e3:.1f}" if seconds >= 1e-3 else f"{seconds * 1e3:.2g}"
 
 
-def widened(reading: ReadOptions, limit: int) -> ReadOptions | None:
-    """Returns the options for as many threads as workers would have, up to a limit; None if a number was given."""
-    factor = min(limit, MAX_WIDENING)
-    if factor == 1 or reading.num_threads != ReadOptions.num_threads:
+def widened(reading: ReadOptions) -> ReadOptions | None:
+    """Returns the options for as many threads as several workers would have; None if a number was given."""
+    if reading.num_threads != ReadOptions.num_threads:
         return None
-    ahead = factor * reading.prefetch_buffer_size
-    return dataclasses.replace(reading, num_threads=factor * reading.num_threads, prefetch_buffer_size=ahead)
+    ahead = WIDENING * reading.prefetch_buffer_size
+    return dataclasses.replace(reading, num_threads=WIDENING * reading.num_threads, prefetch_buffer_size=ahead)
 
 
 class Window(NamedTuple):

@@ -121,13 +121,12 @@ def test_sixteen_reads_are_in_flight_by_default(worker_count: int) -> None:
         assert reads_in_flight(iterator, 16) == 16
 
 
-def test_with_auto_more_reads_are_in_flight_if_all_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The threads of this process become as many as those of two workers, and `summary` says so."""
-    monkeypatch.setattr("millstream.loader.execution.available_cores", lambda: 2)
-    with loader_of(Storage(32), "Batch", worker_count="auto") as loader:
+def test_with_auto_more_reads_are_in_flight_if_all_wait() -> None:
+    """The threads of this process become as many as those of four workers, and `summary` says so."""
+    with loader_of(Storage(64), "Batch", worker_count="auto") as loader:
         with iter(loader) as iterator:
-            assert reads_in_flight(iterator, 32) == 32
-        assert "up to 32 threads" in str(loader.summary())
+            assert reads_in_flight(iterator, 64) == 64
+        assert "up to 64 threads" in str(loader.summary())
 
 
 @pytest.mark.parametrize("kind", [Storage, BatchedStorage])
