@@ -5,6 +5,11 @@
     engine of the operations after them ──┘
 
 Each engine draws elements, if it is fed, and waits for its own calls. Whichever waits, the calls of all begin.
+
+Guarantees:
+    * A crew has one set of workers at a time. An engine whose workers were replaced is orphaned, and is used no more.
+    * Workers that an error or an interrupt may have left in any state end.
+    * A crew that was ended starts no workers. Another thread may end it at any time, also while they start.
 """
 
 import contextlib
@@ -131,23 +136,12 @@ class Crew:
         return None if (current := self.current) is None else current.status(ExecutorStatus(0, 0))
 
 
-@final
-class WorkerSlots(Budget):
-    """The calls that workers accept, within bytes, of the stream whose outputs the trainer gets.
-
-    User code runs in workers only.
-
-    Args:
-        name: the name of the pipeline.
-    """
+class _InCrew(Budget):
+    """The calls of one stream in the workers of a crew. User code runs in workers only."""
 
     runs_ahead = True
     place: Workers[Any]
-
-    def __init__(self, engine: Engine, crew: Crew, name: Hashable = None) -> None:
-        self._crew = crew
-        self.place = place = crew.start()
-        super().__init__(engine, place.admitted(engine, name, is_last=True))
+    _crew: Crew
 
     @property
     def is_orphaned(self) -> bool:
@@ -159,6 +153,20 @@ class WorkerSlots(Budget):
 
     def call_here(self) -> None:
         """Returns None: what runs here begins like the other calls."""
+
+
+@final
+class WorkerSlots(_InCrew):
+    """The calls that workers accept, within bytes, of the stream whose outputs the trainer gets.
+
+    Args:
+        name: the name of the pipeline.
+    """
+
+    def __init__(self, engine: Engine, crew: Crew, name: Hashable = None) -> None:
+        self._crew = crew
+        self.place = place = crew.start()
+        super().__init__(engine, place.admitted(engine, name, is_last=True))
 
     def issue(self) -> None:
         self.place.issue()
@@ -184,28 +192,14 @@ class WorkerSlots(Budget):
 
 
 @final
-class Joined(Budget):
+class Joined(_InCrew):
     """The calls of a stream that others draw from, in proportion to what they draw. If it is fed, one at a time."""
-
-    runs_ahead = True
-    place: Workers[Any]
 
     def __init__(self, engine: Engine, crew: Crew, name: Hashable, profiler: Profiler) -> None:
         self._crew = crew
         with crew.guarded():
             self.place = place = crew.workers
             super().__init__(engine, place.admitted(engine, name, profiler))
-
-    @property
-    def is_orphaned(self) -> bool:
-        return self._crew.current is not self.place
-
-    @property
-    def runs_user_code_here(self) -> bool:
-        return self.substream.is_fed
-
-    def call_here(self) -> None:
-        """Returns None: workers have all calls."""
 
     def accept(self) -> None:
         """Leaves what has finished to the next wait."""

@@ -7,7 +7,7 @@ import weakref
 from typing import Protocol, TypeVar, final
 
 IDLE_SECONDS = 60.0
-"""The time that idle workers are kept."""
+"""The time for which idle pools and fork servers are kept."""
 
 Removed = TypeVar("Removed")
 
