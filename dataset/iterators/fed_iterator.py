@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import itertools
 import sys
-from typing import Any, final
+from collections.abc import Callable
+from typing import Any, TypeVar, final
 
 import numpy as np
 
@@ -36,6 +38,8 @@ from millstream.loader.scheduling.feed import Feed
 from millstream.loader.threads.waiting import watched
 from millstream.sharding import NoSharding
 from millstream.transforms.of_chains import KeepAll
+
+RunT = TypeVar("RunT")
 
 
 @final
@@ -169,43 +173,43 @@ class Drawing:
         stream = self._stream
         if isinstance(stream, ChainInput):
             return _drawn_with_origins(stream, count)
-        draw = functools.partial(_drawn, stream, count, number)
+        draw = functools.partial(_drawn_with_numbers, stream, count, number)
         if stream.watches_itself:
             return draw()
         return watched(draw, lambda: f"{stream.class_name}, at element {number} or later", self._stall_timeout)
 
 
-def _drawn(stream: Input, count: int, number: int) -> Elements:
+def _drawn_with_numbers(stream: Input, count: int, number: int) -> Elements:
     """Returns elements of which only their numbers in the stream are known."""
-    values: list[Any] = []
-    error: BaseException | None = None
-    while (left := count - len(values)) and error is None:
-        try:
-            if not (stream.num_ready() or stream.fetch(left)):
-                break
-        except BaseException as failure:
-            if interrupts(failure):
-                raise
-            error = annotated(failure, f"{stream.class_name}, at element {number + len(values)}")
-        else:
-            values += stream.take(min(left, stream.num_ready()))
+    runs, error = _drawn(stream, count, stream.take)
+    values = list(itertools.chain.from_iterable(runs))
+    if error is not None:
+        error = annotated(error, f"{stream.class_name}, at element {number + len(values)}")
     numbers = np.arange(number, number + len(values))
     return Elements(values, Origins(np.stack([numbers, numbers, numbers, numbers, np.zeros_like(numbers)])), error)
 
 
 def _drawn_with_origins(stream: ChainInput, count: int) -> Elements:
     """Returns elements with their origins, on which random draws depend."""
-    runs, left = list[Elements](), count
-    while left:
+    runs, error = _drawn(stream, count, stream.iterator.take_elements)
+    if error is not None:
+        runs.append(Elements.failed(error))
+    drawn = Elements.concatenate(runs) if runs else Elements([], Origins.none())
+    return Elements(drawn.values, drawn.origins.without_sizes(), drawn.error)
+
+
+def _drawn(stream: Input, count: int, take: Callable[[int], RunT]) -> tuple[list[RunT], BaseException | None]:
+    """Returns the next elements, as `take` does for those fetched together, and the error that follows, if any."""
+    runs: list[RunT] = []
+    while count:
         try:
-            if not (stream.num_ready() or stream.fetch(left)):
+            if not (stream.num_ready() or stream.fetch(count)):
                 break
         except BaseException as error:
             if interrupts(error):
                 raise
-            runs.append(Elements.failed(error))
-            break
-        runs.append(stream.iterator.take_elements(min(left, stream.num_ready())))
-        left -= len(runs[-1].values)
-    drawn = Elements.concatenate(runs) if runs else Elements([], Origins.none())
-    return Elements(drawn.values, drawn.origins.without_sizes(), drawn.error)
+            return runs, error
+        taken = min(count, stream.num_ready())
+        runs.append(take(taken))
+        count -= taken
+    return runs, None

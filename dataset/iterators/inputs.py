@@ -32,6 +32,7 @@ from millstream.loader import reporting
 from millstream.loader.measuring import FED_CHAIN, Profiler
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.scheduling.feed import KEPT_ELEMENTS
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.views import Insight
 from millstream.sharding import NoSharding
@@ -83,6 +84,14 @@ class Input(abc.ABC):
     @abc.abstractmethod
     def take(self, count: int) -> list[Any]:
         """Returns the next elements, which were fetched. The list is the caller's."""
+
+    def drop(self, count: int) -> int:
+        """Fetches elements and drops them. Returns the number that was missing at the end of the stream."""
+        while count and (self.num_ready() or self.fetch(min(count, KEPT_ELEMENTS))):
+            taken = min(count, self.num_ready())
+            self.take(taken)
+            count -= taken
+        return count
 
     @abc.abstractmethod
     def position(self, back: int = 0) -> Any:

@@ -115,13 +115,8 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
             return
         step, join = self.step, self.join
         join.move(self._kept_state)
-        left = step - self._kept_step
-        while left:
-            if not (join.num_ready() or join.fetch(left)):
-                raise RuntimeError(f"The stream has ended at element {step - left}, and there were {step} before.")
-            count = min(left, join.num_ready())
-            join.take(count)
-            left -= count
+        if missing := join.drop(step - self._kept_step):
+            raise RuntimeError(f"The stream has ended at element {step - missing}, and there were {step} before.")
         self._num_moves += 1
         self._values, self._row, self._stop, self._num_taken, self._is_torn = [], 0, 0, step, False
 

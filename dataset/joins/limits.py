@@ -13,7 +13,6 @@ from millstream.dataset.iterators.join_iterator import iterator_of
 from millstream.dataset.stream_steps import Join, OpenBelow
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import SavedPosition, is_anything, is_number, values_of
-from millstream.loader.scheduling.feed import KEPT_ELEMENTS
 
 _LIMITED = "a limited dataset"
 _SKIPPED = "a stream without its first elements"
@@ -102,13 +101,9 @@ class _SkippedInput(SingleInput):
         if not self.step:
             if self._beginning is not None:
                 self.one.move(self._beginning)
-            beginning, left = self.one.position(), self._num_skipped
-            while left:
-                if not (self.one.num_ready() or self.one.fetch(min(left, KEPT_ELEMENTS))):
-                    return False
-                count = min(left, self.one.num_ready())
-                self.one.take(count)
-                left -= count
+            beginning = self.one.position()
+            if self.one.drop(self._num_skipped):
+                return False
             self._beginning = beginning
         return bool(self.one.num_ready()) or self.one.fetch(limit)
 
@@ -156,11 +151,7 @@ class _CachedInput(SingleInput):
     def fetch(self, limit: int) -> bool:
         if not self._is_in_step:
             self.one.move(self._beginning)
-            left = len(self._kept)
-            while left and (self.one.num_ready() or self.one.fetch(left)):
-                count = min(left, self.one.num_ready())
-                self.one.take(count)
-                left -= count
+            self.one.drop(len(self._kept))
             self._is_in_step = True
         # The elements before a position that was moved to are fetched with the next one, when the workers are there.
         while len(self._kept) <= self.step:
