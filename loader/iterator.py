@@ -399,7 +399,9 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         if self._plan.one_to_one:
             self._alone(functools.partial(self._move, (Cursor(batch, (0,)),), batch, run))
         else:
-            self._alone(functools.partial(self._seek_by_counting, batch, run))
+            found = self._alone(functools.partial(self._seek_by_counting, batch, run))
+            if found < batch:
+                raise IndexError(f"step must be at most {found - run.last.offset}, the number of batches, got {step}.")
 
     def call_at_end(self, function: Callable[[], object]) -> None:
         """Calls a function when the stream has ended, and when the iterator is closed."""
@@ -654,8 +656,11 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         self._start, self._has_ended, self._passes = position, False, None
         self._step, self._counted_step, self._run = step, step, run
 
-    def _seek_by_counting(self, step: int, run: Run) -> None:
-        """Moves on to a number of batches, or from the beginning, and adopts the run."""
+    def _seek_by_counting(self, step: int, run: Run) -> int:
+        """Moves on to a number of batches, or from the beginning, and adopts the run. Returns the number reached.
+
+        If there are fewer batches, the position stays.
+        """
         position, old_step = self.position_and_step()
         if step < self._step:
             self._move(self._plan.beginning, 0)
@@ -668,11 +673,12 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         except StopIteration:
             length = self._step
             self._move(position, old_step)
-            raise IndexError(f"step must be at most {length}, the number of batches, got {step}.") from None
+            return length
         except BaseException:
             self._move(position, old_step)
             raise
         self._run = run
+        return step
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -62,7 +62,7 @@ def load(
             mixture.
         weights: the proportions of the components' records, by name or in order; for one source, an array of a weight
             for each record, which are then drawn by a `WeightedSampler`; None for all records alike.
-        stop: the end of a mixture, see `MixtureSampler`.
+        stop: the end of a mixture, see `MixtureSampler`; one source ends by num_epochs.
         batches_of: the size of the global batch, for batches that have records of one component of a mixture each, see
             `MixtureSampler`; None to mix the records of each batch.
         num_epochs: the number of passes over the source, or over each source; None for an endless stream.
@@ -122,13 +122,13 @@ def load(
             )
         shard = NoSharding() if shard_options is None else as_options(shard_options, "shard_options", ShardOptions)
         batch_size = shard.local_batch_size(global_batch_size)
-    if batch_fn is not None and batch_size is None:
-        raise ValueError("batch_fn needs a batch_size, got batch_size=None. Pass both, or neither.")
-    if pad_remainder and batch_size is None:
-        raise ValueError("pad_remainder needs a batch_size, got batch_size=None. Pass both, or neither.")
+    if batch_size is None:
+        of_batches = {"batch_fn": batch_fn, "drop_remainder": drop_remainder, "pad_remainder": pad_remainder}
+        _refuse(of_batches, "{} needs a batch_size, got batch_size=None. Pass both, or neither.")
+    if not is_mixture:
+        of_mixtures = {"batches_of": batches_of, "stop": None if stop == "first_exhausted" else stop}
+        _refuse(of_mixtures, "{} must be left out without sources by name and their weights, got {!r}.")
     sampler: Sampler
-    if batches_of is not None and not is_mixture:
-        raise ValueError(f"batches_of must be left out without sources by name and their weights, got {batches_of}.")
     if is_mixture:
         components = cast("Mapping[str, Any]", source)
         source = sources.ConcatenatedDataSource({name: opened(component) for name, component in components.items()})
@@ -138,7 +138,7 @@ def load(
         }
         sampler = samplers.MixtureSampler(orders, cast("Mapping[str, Any]", weights), stop=stop, batches_of=batches_of)
     elif weights is not None:
-        sampler = _weighted(cast("DataSource[Any]", source), weights, stop, num_epochs=num_epochs, seed=seed)
+        sampler = _weighted(cast("DataSource[Any]", source), weights, num_epochs=num_epochs, seed=seed)
     else:
         sampler = _order(source, shuffle=shuffle, num_epochs=num_epochs, seed=seed)
     batch = [] if batch_size is None else [Batch(batch_size, drop_remainder, batch_fn, pad_remainder)]
@@ -160,7 +160,14 @@ def load(
     )
 
 
-def _weighted(source: DataSource[Any], weights: Any, stop: str, *, num_epochs: int | None, seed: int | None) -> Sampler:
+def _refuse(arguments: Mapping[str, Any], message: str) -> None:
+    """Raises a ValueError about the first argument that is given, with its name and its value."""
+    for name, value in arguments.items():
+        if value is not None and value is not False:
+            raise ValueError(message.format(name, value))
+
+
+def _weighted(source: DataSource[Any], weights: Any, *, num_epochs: int | None, seed: int | None) -> Sampler:
     """Returns the order that draws the records of one source by weights."""
     is_list = isinstance(source, list | tuple)
     are_sources = is_list and all(hasattr(source[number], "fingerprint") for number in range(len(source)))
@@ -169,8 +176,6 @@ def _weighted(source: DataSource[Any], weights: Any, stop: str, *, num_epochs: i
             f"source must be a mapping from names to sources to mix them, got {type(source).__name__}. Write "
             "load({'web': web, 'books': books}, weights=...). Weights of the records of one source need a seed."
         )
-    if stop != "first_exhausted":
-        raise ValueError(f"stop must be left out for one source, which ends by num_epochs, got {stop!r}.")
     if seed is None:
         raise ValueError("seed must be given with weights of records, which are drawn in a shuffled order, got None.")
     sampler = samplers.WeightedSampler(weights, num_epochs=num_epochs, seed=seed)

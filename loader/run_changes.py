@@ -88,7 +88,7 @@ class RunningIterator(Measured, RunRecords, Exclusive):
     def _move(self, position: Position, step: int, run: Run | None = None) -> None:
         raise NotImplementedError
 
-    def _seek_by_counting(self, step: int, run: Run) -> None:
+    def _seek_by_counting(self, step: int, run: Run) -> int:
         raise NotImplementedError
 
     def skip(self, count: int) -> None:
@@ -123,13 +123,13 @@ class RunningIterator(Measured, RunRecords, Exclusive):
         step, size = self.step, self._plan.partition.global_block
         batch = step + self._run.last.offset + count
         run = self._run.moved(step, batch, size)
-        if not self._plan.one_to_one:
-            self._seek_by_counting(batch, run)
-            return
-        num_remaining = self._plan.shards[0].block_limit - batch
-        if num_remaining < 0:
-            raise IndexError(f"count must be at most {num_remaining + count}, the number of batches left, got {count}.")
-        self._move((Cursor(batch, (0,)),), batch, run)
+        is_one_to_one = self._plan.one_to_one
+        found = self._plan.shards[0].block_limit if is_one_to_one else self._seek_by_counting(batch, run)
+        if found < batch:
+            left = found - batch + count
+            raise IndexError(f"count must be at most {left}, the number of batches left, got {count}.")
+        if is_one_to_one:
+            self._move((Cursor(batch, (0,)),), batch, run)
 
     def reweight(self, weights: Weights) -> None:
         """Gives the mixture other weights from the next batch on, for instance by the losses of its corpora.

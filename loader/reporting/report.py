@@ -8,7 +8,6 @@ a nested span must not end after the one around it.
 
 import base64
 import datetime as dt
-import importlib.metadata
 import itertools
 import json
 import os
@@ -110,7 +109,7 @@ def _page(
 def _origin_text() -> str:
     now = dt.datetime.now().astimezone()
     versions = [f"Python {platform.python_version()}"]
-    versions += [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES if name in sys.modules]
+    versions += [f"{name} {getattr(sys.modules[name], '__version__', '')}" for name in PACKAGES if name in sys.modules]
     return f"{now:%Y-%m-%d %H:%M:%S %Z}, {platform.node()}, {platform.system()}; {', '.join(versions)}"
 
 

@@ -139,8 +139,10 @@ def test_skips_of_elements_that_are_filtered_are_counted_by_computing_them() -> 
     assert values(batches, 2) == whole[:2]
     batches.skip(3)
     assert values(batches, 1) == whole[5:6]
-    with pytest.raises(IndexError, match="at most 10"):
+    with pytest.raises(IndexError, match="count must be at most 4, the number of batches left, got 9"):
         batches.skip(9)
+    with pytest.raises(IndexError, match="step must be at most 7, the number of batches, got 12"):
+        batches.seek(12)
     assert batches.step == 3
     resumed.set_state(batches.get_state())
     assert (resumed.step, values(resumed, 9)) == (3, whole[6:])

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -131,6 +132,16 @@ def test_a_report_has_advice_picture_timeline_and_memory(tmp_path: Path, monkeyp
         assert words in page.text
     assert page.tags.count("svg") == 1
     assert "None." in page.text
+
+
+def test_a_report_needs_no_metadata_of_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that was not installed, for instance one of a source tree, has a version as well."""
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    monkeypatch.setattr(sys.modules["torch"], "__version__", "2.9+source", raising=False)
+
+    path = millstream.load(range(2)).report(tmp_path / "report.html")
+
+    assert "torch 2.9+source" in Page(path.read_text()).text
 
 
 def test_deaths_are_in_the_report_even_if_nothing_is_recorded(tmp_path: Path) -> None:
