@@ -45,6 +45,7 @@ class Fork(NamedTuple):
         number: the worker's number, for its name and for the answer.
         worker_index: its index among the running workers. A replacement has the index of the dead worker.
         num_threads: the maximum number of reader threads.
+        imports_libraries: True if the fork server may import libraries that the pipelines need.
     """
 
     number: int
@@ -52,6 +53,7 @@ class Fork(NamedTuple):
     num_workers: int
     arena_bytes: int
     num_threads: int
+    imports_libraries: bool
     pipeline: PipelineFile
     trainer: Trainer
 

@@ -1,11 +1,11 @@
 """The fork server: a small process without JAX that forks the workers of all pools and reports their exits.
 
 Guarantees:
-    * It runs no user code, and imports parts of Python, NumPy and millstream only. It therefore notices the end of the
-      parent immediately, whatever the workers do, and kills them and all processes that they have started, and removes
-      their folders of shared units.
-    * It has one thread, so its forks are safe. It never waits for one pool, whose workers may not exit, or whose
-      consumer may not receive.
+    * It runs no user code, and imports parts of Python, NumPy and millstream, and pyarrow. It therefore notices the end
+      of the parent immediately, whatever the workers do, and kills them and all processes that they have started, and
+      removes their folders of shared units.
+    * It starts no thread, so its forks are safe: it ends if an import has started one. It never waits for one pool,
+      whose workers may not exit, or whose consumer may not receive.
     * A worker's process group is killed before the worker is reaped. Until then, no other process can get its ID. The
       processes that it has started in other groups and sessions are killed next, if the system lets it adopt orphans.
     * SIGTERM and SIGINT to all processes of a job reach the trainer alone: it and its workers ignore them.
@@ -17,6 +17,7 @@ import contextlib
 import errno
 import gc
 import importlib
+import importlib.machinery
 import os
 import select
 import signal
@@ -44,7 +45,18 @@ from millstream.loader.processes.process_control import (
 )
 from millstream.loader.processes.process_report import FAILED
 from millstream.loader.processes.worker import work
+from millstream.loader.workers.worker_imports import is_of_user
 from millstream.sources.shared_units import remove_tree
+
+_LIBRARIES = {
+    "millstream.sources.formats.parquet": ("pyarrow.parquet", "JE_ARROW_MALLOC_CONF", "background_thread:false")
+}
+"""Libraries that take long to import, by the module that needs them, each with the variable of the environment, and its
+value, that keep it from starting threads.
+"""
+
+HAS_THREADS = 3
+"""The exit status of a fork server in which an import has started a thread."""
 
 NUM_DESCRIPTORS = 4
 """The number of descriptors that come with a `Fork`."""
@@ -172,6 +184,9 @@ class ForkServer:
     def _fork(self, pool: _Pool, request: Fork) -> None:
         descriptors = pool.channel.take_descriptors()
         import_modules(request.pipeline.modules)
+        if request.imports_libraries and not import_libraries(request.pipeline.modules):
+            # The kernel kills the workers. The next fork servers import no libraries.
+            os._exit(HAS_THREADS)
         try:
             check_complete(descriptors)
             pid = os.fork()
@@ -281,7 +296,7 @@ class ForkServer:
 
 
 def import_modules(names: Sequence[str]) -> None:
-    """Imports modules of millstream that all workers of a pool need, once for all of them."""
+    """Imports modules that all workers of a pool need, once for all of them."""
     if missing := [name for name in names if name not in sys.modules]:
         gc.disable()
         for name in missing:
@@ -290,6 +305,31 @@ def import_modules(names: Sequence[str]) -> None:
                 importlib.import_module(name)
         gc.freeze()
         gc.enable()
+
+
+def import_libraries(names: Sequence[str]) -> bool:
+    """Imports the libraries that modules need. Returns False if a thread has started, so that this process must end."""
+    for library, variable, value in [_LIBRARIES[name] for name in names if name in _LIBRARIES]:
+        top = library.partition(".")[0]
+        before = num_threads()
+        if library in sys.modules or before is None or is_of_user(top, importlib.machinery.PathFinder.find_spec(top)):
+            continue
+        is_set = variable in os.environ
+        os.environ.setdefault(variable, value)
+        import_modules([library])
+        if not is_set:
+            del os.environ[variable]
+        if num_threads() != before:
+            return False
+    return True
+
+
+def num_threads() -> int | None:
+    """Returns the number of threads of this process, or None if the system does not tell."""
+    try:
+        return len(os.listdir("/proc/self/task"))  # noqa: PTH208  (pathlib is slow to import)
+    except OSError:
+        return None
 
 
 def check_complete(descriptors: list[int]) -> None:

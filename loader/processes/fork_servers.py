@@ -266,9 +266,14 @@ class Connection:
 
 @final
 class ForkServers:
-    """The fork servers of this process."""
+    """The fork servers of this process.
+
+    Attributes:
+        import_libraries: False once a fork server has died, possibly because of a library that it had imported.
+    """
 
     def __init__(self) -> None:
+        self.import_libraries = True
         # Those that other pools may use.
         self._shared: list[ForkServerProcess] = []
         self._is_over = False
@@ -321,6 +326,7 @@ class ForkServers:
 
     def give_up(self, server: ForkServerProcess) -> None:
         """Kills a fork server that is dead or does not answer. Its other pools notice the end of their channels."""
+        self.import_libraries = False
         removed(self._shared, server)
         server.kill()
 

@@ -589,6 +589,7 @@ class Pool:
                 self._options.num_workers,
                 self._arena_bytes,
                 self._num_threads,
+                FORK_SERVERS.import_libraries,
                 self._pipeline_file,
                 self._trainer,
             )

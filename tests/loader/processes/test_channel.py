@@ -31,7 +31,7 @@ messages = st.one_of(
             Kill(5),
             Forked(1, 5),
             Exited(5, -9, 1 << 40),
-            Fork(1, 0, 1, 2, 3, PipelineFile(4, ((5, 6),), 7), Trainer(1, ProcessSettings.taken(), {})),
+            Fork(1, 0, 1, 2, 3, True, PipelineFile(4, ((5, 6),), 7), Trainer(1, ProcessSettings.taken(), {})),
         ]
     ),
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import millstream
@@ -326,6 +327,40 @@ print(type(packs).__module__)
 """
     *_, there, needed = python("-c", code).stdout.splitlines()
     assert needed in there.split()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="nothing counts threads here")
+@pytest.mark.parametrize("starts_thread", [False, True])
+def test_workers_start_with_pyarrow_if_it_starts_no_thread(
+    starts_thread: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The fork server imports it for readers of Parquet, and has one thread. Otherwise it ends, and no later one does.
+
+    The variables of the program reach the workers, and none of the fork server's.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"key": range(48)}), tmp_path / "a.parquet")
+    monkeypatch.setattr(FORK_SERVERS, "import_libraries", True)
+    variable = "JE_ARROW_MALLOC_CONF"
+    monkeypatch.delenv(variable, raising=False)
+    if starts_thread:
+        monkeypatch.setenv(variable, "background_thread:true")
+
+    def seen(row: Any) -> np.ndarray:
+        fork_server = Path(f"/proc/{os.getppid()}")
+        has_pyarrow = "libarrow" in (fork_server / "maps").read_text()
+        return np.array([row["key"], has_pyarrow, len([*(fork_server / "task").iterdir()]), variable in os.environ])
+
+    source = millstream.ParquetDataSource(str(tmp_path / "a.parquet"))
+    for _ in range(2):
+        with loader_of(seen, data_source=source, worker_count=1) as loader:
+            rows = np.concatenate([*loader])
+        assert rows[:, 0].reshape(-1, 4).tolist() == EXPECTED
+        assert (rows[:, 1:] == [not starts_thread, 1, starts_thread]).all()
+    assert FORK_SERVERS.import_libraries != starts_thread
+    assert len(caplog.records) == starts_thread
 
 
 def test_a_fork_server_imports_what_workers_need_and_no_more() -> None:
