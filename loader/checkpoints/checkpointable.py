@@ -10,11 +10,12 @@ others would wait for it in Orbax's barrier until JAX's timeout, minutes later.
 import contextlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 from millstream.core.closing import Closing
 from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.envelope import FORMAT, opened_dict, unreadable
 from millstream.loader.checkpoints.state import LoaderState
 from millstream.sharding import jax_process
 from millstream.sources.reads import map_in_threads
@@ -212,27 +213,42 @@ def read_states(folder: Any) -> list[bytes]:
     """
     expected = _name(*jax_process())
     raw = _read_all(folder, expected)
-    for name, text in raw.items():
-        try:
-            LoaderState.decode(text)
-        except CheckpointError as error:
-            error.add_note(f"millstream: in {folder / name}.")
-            raise
+    _decoded(folder, raw, LoaderState.decode)
     return [raw[expected]] if expected in raw else list(dict.fromkeys(raw.values()))
 
 
 def _read_state_of_process(folder: Any) -> Any:
     expected = _name(*jax_process())
-    raw = _read_all(folder, expected)
-    if expected not in raw:
+    found = _decoded(folder, _read_all(folder, expected), _dict_of)
+    if expected not in found:
         raise CheckpointError(
-            f"{folder} holds no {expected}, but {', '.join(sorted(raw))}. Restore the position of a dataset's iterator "
-            "with the number of processes that saved it."
+            f"{folder} holds no {expected}, but {', '.join(sorted(found))}. Restore the position of a dataset's "
+            "iterator with the number of processes that saved it."
         )
+    return found[expected]
+
+
+def _decoded(folder: Any, raw: Mapping[str, bytes], decode: Callable[[bytes], Any]) -> dict[str, Any]:
+    """Returns the states of all processes, by file name. An unreadable one is a CheckpointError in each process."""
+    found = {}
+    for name, text in raw.items():
+        try:
+            found[name] = decode(text)
+        except CheckpointError as error:
+            error.add_note(f"millstream: in {folder / name}.")
+            raise
+    return found
+
+
+def _dict_of(text: bytes) -> Any:
+    """Returns the state of a dataset's iterator, which is any value if the iterator is the user's."""
     try:
-        return json.loads(raw[expected])
+        state = json.loads(text)
     except ValueError as error:
-        raise CheckpointError(f"{folder / expected} is not valid JSON: {error}.") from error
+        raise unreadable(f"it is not valid JSON ({error})") from error
+    if isinstance(state, dict) and state.get("format") == FORMAT:
+        opened_dict(state)
+    return state
 
 
 def _name(index: int, count: int) -> str:

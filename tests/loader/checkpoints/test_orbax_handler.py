@@ -16,7 +16,8 @@ from millstream.checkpoint import CheckpointHandler, CheckpointRestore, Checkpoi
 from millstream.dataset import MapDataset
 from millstream.errors import CheckpointError
 from millstream.loader import DataLoader, DataLoaderIterator, ReadOptions
-from millstream.loader.checkpoints.checkpointable import _read_all, read_states, write_state
+from millstream.loader.checkpoints import checkpointable
+from millstream.loader.checkpoints.checkpointable import _read_all, encoded_state, read_states, write_state
 from millstream.samplers import IndexSampler
 from millstream.sources import DataSource
 from millstream.transforms import Batch, Transformation
@@ -204,6 +205,21 @@ def test_a_chain_needs_its_own_state(tmp_path: Path) -> None:
         (tmp_path / "process_0-of-1.json").write_text("not JSON")
         with pytest.raises(CheckpointError, match="not valid JSON"):
             CheckpointHandler().restore(tmp_path, iterator)
+
+
+def test_a_damaged_state_of_another_process_is_refused_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If one process of a chain refused its state alone, the others would wait for it in Orbax's barrier."""
+    monkeypatch.setattr(checkpointable, "jax_process", lambda: (0, 2))
+    with OTHER_ITERATORS["chain"]() as iterator:
+        state = encoded_state(iterator)
+        write_state(tmp_path, state)
+        for damaged in (b"not JSON", state.replace(b'"step": 0', b'"step": 1')):
+            (tmp_path / "process_1-of-2.json").write_bytes(damaged)
+            with pytest.raises(CheckpointError, match="Cannot read the state") as caught:
+                CheckpointHandler().restore(tmp_path, iterator)
+            assert "process_1-of-2.json" in caught.value.__notes__[0]
+        (tmp_path / "process_1-of-2.json").write_bytes(state)
+        CheckpointHandler().restore(tmp_path, iterator)
 
 
 @each_interface
