@@ -14,12 +14,12 @@ Guarantees:
 import collections
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from millstream.loader.device_placement import Placement, difference_of, gathered_texts, hosts_axis
+from millstream.loader.device_placement import Agreement, Placement, hosts_axis
 from millstream.loader.threads.thread_settings import in_fresh_thread
 
 VALID = "valid"
@@ -51,31 +51,24 @@ class AgreedEnds:
 
     Args:
         placement: transfers the batches.
-        describe: returns the texts that must be the same on all hosts.
+        agreement: compares the hosts; None if there is one.
         rows: the number of rows of complete batches, the same on all hosts; None if it is not known.
     """
 
-    def __init__(self, placement: Placement, describe: Callable[[], dict[str, str]], rows: int | None) -> None:
+    def __init__(self, placement: Placement, agreement: Agreement | None, rows: int | None) -> None:
         self._placement = placement
-        self._describe = describe
+        self._agreement = agreement
         self._structure: Any = None
         self._rows = self._local_rows = rows or 0
         self.has_begun = False
 
     def begin(self, batch: Any, error: Exception | None) -> None:
         """Compares this host's stream and the structure of its batches with those of the others, once."""
-        structure = "" if batch is None else json.dumps(_structure_of(batch), sort_keys=True)
-        failure = "" if error is None else type(error).__name__
-        texts = {"identity": {**self._describe(), "error": failure}, "structure": {"batch": structure}}
-        hosts = gathered_texts(self._placement.sharding, texts) if self._placement.is_global else None
-        found = {0: texts} if hosts is None else hosts
-        if text := difference_of(found, "identity"):
-            raise ValueError(f"Cannot build a global batch: {text}.")
-        having = {host: each for host, each in found.items() if each["structure"]["batch"]}
-        if text := difference_of(having, "structure") if having else "":
-            raise ValueError(f"Cannot build a global batch: {text}.")
-        if having:
-            self._structure = json.loads(next(iter(having.values()))["structure"]["batch"])
+        if self._agreement is not None:
+            structure = {} if batch is None else {"batch": json.dumps(_structure_of(batch), sort_keys=True)}
+            first = "no error" if error is None else f"an error, {type(error).__name__}"
+            having = [texts["structure"] for texts in self._agreement.compare(first, structure).values()]
+            self._structure = next((json.loads(texts["batch"]) for texts in having if texts), None)
         self.has_begun = True
 
     def staged(self, batch: Any) -> tuple[Any, int, Any]:

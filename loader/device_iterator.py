@@ -16,13 +16,14 @@ Guarantees:
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import math
 import queue
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, final
 
 from millstream.core.checks import as_integer
@@ -226,9 +227,8 @@ class DeviceIterator(RunRecords, Inspectable, ResumableIterator):
         self._stall_timeout: float = getattr(iterator, "stall_timeout", math.inf)
         self._placement = placement
         self._agreement = Agreement.of(placement, iterator)
-        describe = dict if self._agreement is None else self._agreement.stream_texts
         rows = getattr(iterator, "rows_per_batch", None)
-        self._ends = AgreedEnds(placement, describe, rows) if agrees else None
+        self._ends = AgreedEnds(placement, self._agreement, rows) if agrees else None
         self._counts_records = hasattr(iterator, "records_between")
         self._buffer_size = buffer_size
         self._position = DevicePosition.of(iterator)
@@ -279,7 +279,8 @@ class DeviceIterator(RunRecords, Inspectable, ResumableIterator):
         """
         if not hasattr(self._iterator, "batches_after"):
             raise TypeError(f"A {type(self._iterator).__name__} does not know the number of batches left.")
-        count: int = self._iterator.batches_after(self.step)
+        # This host's stream may have ended some steps ago, see `ends`.
+        count: int = max(0, self._iterator.batches_after(self.step))
         return count
 
     def __next__(self) -> Any:
@@ -443,8 +444,9 @@ class DeviceIterator(RunRecords, Inspectable, ResumableIterator):
             outcome = self._outcome_of(staging)
             if not ends.has_begun:
                 error = outcome if isinstance(outcome, Exception) else None
-                has_batch = outcome is not None and error is None
-                ends.begin(outcome.batch[0] if has_batch else None, error)
+                batch = None if outcome is None or error is not None else outcome.batch[0]
+                with _differing(error):
+                    ends.begin(batch, error)
             staging.pending.append(ends.announced(outcome))
         pending = staging.pending.popleft()
         # An error ends the staging of all hosts.
@@ -478,19 +480,19 @@ class DeviceIterator(RunRecords, Inspectable, ResumableIterator):
 
     def _first_from(self, staging: DeviceStaging, agreement: Agreement) -> StagedBatch:
         """Returns the first global batch, once all hosts agree on it. Its error is raised after that."""
+        step = self._position.step
         try:
             staged = self._next_of(staging)
-        except StopIteration as end:
-            agreement.compare(self._position.step, error=end)
+        except StopIteration:
+            agreement.compare("none, because the stream has ended", {}, step)
             raise
         except Exception as error:
-            try:
-                agreement.compare(self._position.step, error=error)
-            except ValueError as difference:
-                error.add_note(f"millstream: {difference}")
+            with _differing(error):
+                agreement.compare(f"an error, {type(error).__name__}", {}, step)
             raise
         try:
-            agreement.compare(self._position.step, staged.batch)
+            arrays = {f"batch{path}": f"{leaf.dtype} {leaf.shape}" for path, leaf in leaves_of(staged.batch)}
+            agreement.compare("a batch", arrays, step)
         except BaseException:
             staging.next_position = None
             raise
@@ -574,6 +576,18 @@ class DeviceIterator(RunRecords, Inspectable, ResumableIterator):
         if self._is_closed:
             raise self._closed_error()
         self._readers.check_process()
+
+
+@contextlib.contextmanager
+def _differing(error: Exception | None) -> Iterator[None]:
+    """Raises this host's error, if it has one, instead of a ValueError that it makes hosts differ."""
+    try:
+        yield
+    except ValueError as difference:
+        if error is None:
+            raise
+        error.add_note(f"millstream: {difference}")
+        raise error from None
 
 
 def _is_of_library(iterator: Any) -> bool:

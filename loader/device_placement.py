@@ -227,7 +227,8 @@ MAX_CHARACTERS = 80
 """The maximum number of characters of each value in it."""
 
 Texts = dict[str, dict[str, str]]
-"""The texts of a host: those that must be the same on all under "identity", those that should be under "content"."""
+"""The texts of a host: those that must be the same on all under "identity", those that should be under "content"; and
+those that must be the same on all that have a batch under "structure"."""
 
 
 @final
@@ -276,40 +277,32 @@ class Agreement:
                     "Batch(..., drop_remainder=True) to train, or Batch(..., pad_remainder=True) to evaluate."
                 )
 
-    def compare(self, step: int | None, batch: Any = None, error: Exception | None = None) -> None:
-        """Compares this host with the others, given the first batch or its error, and the step before it.
+    def compare(self, first: str, structure: Mapping[str, str], step: int | None = None) -> Mapping[int, Texts]:
+        """Compares this host with the others, and returns the texts of each.
+
+        Args:
+            first: the outcome of the first step.
+            structure: texts about its batch, the same on all hosts that have one; empty without a batch.
+            step: the number of steps before; None if hosts may differ in it.
 
         Raises:
-            ValueError: hosts read different streams, or have different outcomes. All hosts raise it.
+            ValueError: hosts read different streams, or have different outcomes or batches. All hosts raise it.
         """
-        differing = gathered_texts(self._sharding, self._texts(step, batch, error))
-        if differing is not None:
-            if text := difference_of(differing, "identity"):
-                raise ValueError(
-                    f"Cannot build a global batch: {text}. Build the loader, and restore its position, with the same "
-                    "source, sampler, operations and global batch size on all hosts."
-                )
-            if text := difference_of(differing, "content"):
-                log_warning(f"the streams of hosts may not fit together: {text}.")
-        self.is_compared = True
-
-    def stream_texts(self) -> dict[str, str]:
-        """Returns the texts of the stream that must be the same on all hosts."""
-        identity, _ = self._texts_for_hosts()
-        return {"iterator": type(self._iterator).__name__, **identity}
-
-    def _texts_for_hosts(self) -> tuple[dict[str, str], dict[str, str]]:
         describe = getattr(self._iterator, "texts_for_hosts", None)
-        return ({}, {}) if describe is None else describe(is_same_shard=self._is_one_group)
-
-    def _texts(self, step: int | None, batch: Any, error: Exception | None) -> Texts:
-        identity, content = self._texts_for_hosts()
-        outcomes = {type(None): "a batch", StopIteration: "none, because the stream has ended"}
-        first = outcomes.get(type(error), f"an error, {type(error).__name__}")
-        leaves = {} if error is not None else {path: f"{leaf.dtype} {leaf.shape}" for path, leaf in leaves_of(batch)}
-        outcome_texts = {"first batch": first, "iterator": type(self._iterator).__name__, "step": str(step)}
-        arrays = {f"batch{path}": text for path, text in leaves.items()}
-        return {"identity": {**outcome_texts, **identity, **arrays}, "content": content}
+        identity, content = ({}, {}) if describe is None else describe(is_same_shard=self._is_one_group)
+        beginning = {"first batch": first, "iterator": type(self._iterator).__name__, "step": str(step)}
+        texts: Texts = {"identity": beginning | identity, "content": content, "structure": dict(structure)}
+        hosts = gathered_texts(self._sharding, texts) or {0: texts}
+        having = {host: each for host, each in hosts.items() if each["structure"]}
+        if text := difference_of(hosts, "identity") or difference_of(having, "structure"):
+            raise ValueError(
+                f"Cannot build a global batch: {text}. Build the loader, and restore its position, with the same "
+                "source, sampler, operations and global batch size on all hosts."
+            )
+        if text := difference_of(hosts, "content"):
+            log_warning(f"the streams of hosts may not fit together: {text}.")
+        self.is_compared = True
+        return hosts
 
 
 def gathered_texts(sharding: "jax.sharding.Sharding", texts: Texts) -> dict[int, Texts] | None:
@@ -372,7 +365,7 @@ def difference_of(hosts: Mapping[int, Texts], tier: str) -> str:
     groups = collections.defaultdict(list)
     for host, texts in hosts.items():
         groups[json.dumps(texts[tier], sort_keys=True)].append(host)
-    if len(groups) == 1:
+    if len(groups) <= 1:
         return ""
     most, odd, *_ = sorted(groups.values(), key=lambda group: (-len(group), group))
     usual, other = hosts[most[0]][tier], hosts[odd[0]][tier]

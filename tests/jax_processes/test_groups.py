@@ -141,10 +141,11 @@ def test_two_jax_processes_are_warned_or_sharded(groups: dict[int, list[Any]]) -
 def test_streams_that_end_apart_end_together(groups: dict[int, list[Any]]) -> None:
     """Each element of each host comes once, in rows that are valid, until the last host of four has ended.
 
-    A host that has no element at all fills every batch. Hosts that resume do so whether they have ended or not.
+    A host that has no element at all fills every batch. Hosts that resume do so whether they have ended or not. Errors
+    are raised where they are, and named on the others; the number of batches left is never negative.
     """
     counts = []
-    for told in groups[4]:
+    for process, told in enumerate(groups[4]):
         ended = told["agree_on_ends"]
         batches = ended["kept"]
         assert batches == ended["resumed"]
@@ -158,7 +159,12 @@ def test_streams_that_end_apart_end_together(groups: dict[int, list[Any]]) -> No
         assert sum(total for *_, total in batches) == sum(map(sum, kept))
         counts.append(kept)
         assert "KeyError" in ended["failed"] or "host 3 has an error at this step" in ended["failed"]
+        assert ended["failed first"].startswith(
+            "KeyError: 9 " if process == 3 else "ValueError: Cannot build a global "
+        )
+        assert "first batch is an error, KeyError on host 3, no error on hosts 0, 1 and 2" in ended["failed first"]
         assert "Cannot build a global batch" in ended["structure"]
+        assert ended["at the end"] == (9, 0, 25 - process // 2)
     assert counts == [counts[0]] * 4
     # The eight whole global batches of twelve numbers, and one of the last four for each host.
     dealt = [[12 * block + 3 * host + row for block in range(8) for row in range(3)] + [96 + host] for host in range(4)]

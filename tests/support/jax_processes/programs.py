@@ -418,6 +418,15 @@ class FailLate(millstream.Map):
         return element
 
 
+class FailFirst(millstream.Map):
+    """Raises on the last host, at its first element."""
+
+    def map(self, element: dict[str, Any]) -> dict[str, Any]:
+        if jax.process_index() == jax.process_count() - 1:
+            raise KeyError(int(element["number"]))
+        return element
+
+
 def agree_on_ends(batch_size: int, resumed_after: int) -> dict[str, Any]:
     """Takes global batches of streams that end apart until the last host has ended, with a computation in each step.
 
@@ -431,13 +440,13 @@ def agree_on_ends(batch_size: int, resumed_after: int) -> dict[str, Any]:
     def numbered(element: int) -> dict[str, Any]:
         return {"number": np.int32(element), "nested": {"pair": np.full(2, element, np.int16)}}
 
-    def loaded(*operations: Any) -> Any:
-        sampler = millstream.IndexSampler(SIZE, num_epochs=1)
+    def loaded(*operations: Any, size: int = SIZE) -> Any:
+        sampler = millstream.IndexSampler(size, num_epochs=1)
         steps = [numbered, *operations, millstream.Batch(batch_size)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return millstream.DataLoader(
-                data_source=range(SIZE), sampler=sampler, operations=steps, shard_options=shard
+                data_source=range(size), sampler=sampler, operations=steps, shard_options=shard
             )
 
     def taken(batches: Any, count: int | None = None) -> list[Any]:
@@ -464,13 +473,16 @@ def agree_on_ends(batch_size: int, resumed_after: int) -> dict[str, Any]:
     widened: list[Any] = (
         [millstream.Map(lambda element: {**element, "more": np.int32(1)})] if jax.process_index() else []
     )
-    differing: dict[str, list[Any]] = {"failed": [FailLate()], "structure": widened}
+    differing: dict[str, list[Any]] = {"failed": [FailLate()], "failed first": [FailFirst()], "structure": widened}
     for name, operations in differing.items():
         try:
             with millstream.device_put(iter(loaded(*operations)), sharding, ends="agree") as batches:
                 told[name] = taken(batches)
         except Exception as error:  # noqa: BLE001  (reported)
-            told[name] = f"{type(error).__name__}: {error}"
+            told[name] = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+    with millstream.device_put(iter(loaded(size=98)), sharding, ends="agree") as batches:
+        collections.deque(batches, maxlen=0)
+        told["at the end"] = batches.step, len(batches), batches.metrics()["loader/records"]
     return told
 
 
