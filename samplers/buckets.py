@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from millstream.core.checks import as_boundaries, as_flag, as_integer, named_arguments
 from millstream.core.randomness import Purpose, derive_seed, derive_seeds
 from millstream.samplers.base import checked_positions
-from millstream.samplers.order import EpochSampler, equal_to, whole_numbers
+from millstream.samplers.order import EpochSampler, KeyGroups, equal_to, whole_numbers
 from millstream.samplers.permutation import permute
 from millstream.sharding import ShardOptions
 
@@ -151,9 +151,10 @@ class BucketSampler(EpochSampler):
             is_used[rows] = within * sizes // self._max_size != (within - 1) * sizes // self._max_size
         return is_used
 
-    def key_groups(self) -> list[NDArray[np.int64]]:
+    def key_cycles(self) -> KeyGroups:
         """Returns the keys of each class: a record of another one would have another shape."""
-        return [np.sort(keys) for keys in np.split(self._keys, np.cumsum(self._sizes)[:-1]) if len(keys)]
+        # Those of a class are ascending.
+        return KeyGroups([keys for keys in np.split(self._keys, np.cumsum(self._sizes)[:-1]) if len(keys)])
 
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
         batches, rows = np.divmod(offsets, self._max_size)

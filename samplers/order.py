@@ -9,7 +9,7 @@ import copy
 import itertools
 import operator
 import zlib
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -177,6 +177,39 @@ def spread(starts: Numbers, stops: Numbers) -> tuple[Numbers, Numbers]:
     return rows, np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts - starts, counts)
 
 
+class KeyCycles(Protocol):
+    """Cycles of keys, each ascending and from its last key to its first."""
+
+    @property
+    def count(self) -> int:
+        """The number of keys of the longest cycle, or any number from 65,536 on if there are more."""
+
+    def following(self, keys: Numbers) -> Numbers:
+        """Returns the key after each key in its cycle."""
+
+
+@final
+class KeyGroups:
+    """Cycles of keys that are given as arrays, each ascending."""
+
+    def __init__(self, groups: list[Numbers]) -> None:
+        self._groups = groups
+        self.count = max(map(len, groups))
+
+    def following(self, keys: Numbers) -> Numbers:
+        following = keys.copy()
+        for group in self._groups:
+            after = np.searchsorted(group, keys, side="right")
+            is_of_group = group[after - 1] == keys
+            following[is_of_group] = group[after[is_of_group] % len(group)]
+        return following
+
+
+def _ascending(keys: Numbers) -> Numbers:
+    """Returns the keys in ascending order, each once: themselves, and not a copy, if they are."""
+    return keys if (keys[:-1] < keys[1:]).all() else np.unique(keys)
+
+
 class EpochSampler(Order):
     """An order of epochs of equally many positions: epoch, offset = divmod(position, num_records)."""
 
@@ -198,10 +231,10 @@ class EpochSampler(Order):
     def fingerprint(self) -> str:
         """Returns the class and everything that determines the order, in words; not num_epochs, and not the shard."""
 
-    def key_groups(self) -> list[NDArray[np.int64]] | None:
-        """Returns groups of keys that can replace each other, each ascending; None if all keys can."""
+    def key_cycles(self) -> "KeyCycles | None":
+        """Returns the cycles of keys that can replace each other; None if all keys are one."""
         keys = getattr(self, "keys", None)
-        return None if keys is None else [np.unique(np.asarray(keys, np.int64))]
+        return None if keys is None else KeyGroups([_ascending(np.asarray(keys, np.int64))])
 
     @abc.abstractmethod
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]: ...

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from millstream.core.checks import as_integer, named_arguments
 from millstream.core.randomness import Purpose, derive_seed, derive_seeds
-from millstream.samplers.order import EpochSampler, amounts, by_number, spread
+from millstream.samplers.order import EpochSampler, KeyCycles, amounts, by_number, spread
 from millstream.samplers.permutation import permute
 from millstream.sharding import ShardOptions
 
@@ -173,12 +173,9 @@ class WeightedSampler(EpochSampler):
         copied._changes = changes  # noqa: SLF001  (of this class)
         return copied
 
-    def key_groups(self) -> list[NDArray[np.int64]] | None:
-        """Returns the keys of the records with a weight above 0, as one group; None if these are all records."""
-        is_drawn = np.zeros(self.num_source_records, np.bool_)
-        for _, shares in self._changes:
-            is_drawn |= shares.are_above_0()
-        return None if is_drawn.all() else [np.flatnonzero(is_drawn)]
+    def key_cycles(self) -> KeyCycles:
+        """Returns the keys of the records with a weight above 0."""
+        return _DrawnKeys([shares for _, shares in self._changes])
 
     def _record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         if not len(positions):
@@ -260,7 +257,8 @@ class _Shares(NamedTuple):
         scale = _scale_of(weights, chunks)
         total = sum(int(_scaled(chunk, scale).sum()) for chunk in chunks)
         num_cells = -(-(num_slots << slot_bits) >> _CELL_BITS)
-        ends, counts = np.empty(len(weights), np.uint32), np.zeros(num_cells + 1, np.uint32)
+        # The number of records that end in each cell, in the row after it; in the end, their sums.
+        ends, counts = np.empty(len(weights), np.uint32), np.zeros(num_cells + 2, np.uint32)
         before = 0
         for number, chunk in enumerate(chunks):
             sums = np.cumsum(_scaled(chunk, scale)) + before
@@ -269,9 +267,9 @@ class _Shares(NamedTuple):
             ends[number * _CHUNK :][: len(chunk)] = points.astype(np.uint32)
             cells = points >> _CELL_BITS
             own = np.bincount(cells - cells[0])
-            counts[int(cells[0]) :][: len(own)] += own.astype(np.uint32)
-        firsts = np.zeros(num_cells + 1, np.uint32)
-        np.cumsum(counts[:-1], out=firsts[1:])
+            counts[int(cells[0]) + 1 :][: len(own)] += own.astype(np.uint32)
+        # In place: a second array of a billion numbers would be half as large as the result.
+        firsts = np.cumsum(counts, out=counts)[:-1]
         crc = zlib.crc32(firsts.astype("<u4", copy=False).data, zlib.crc32(ends.astype("<u4", copy=False).data))
         return cls(ends, firsts, crc)
 
@@ -311,8 +309,58 @@ class _Shares(NamedTuple):
         ends = (cells << _CELL_BITS) + self.ends[records]
         return np.where(records < 0, 0, ends)
 
-    def are_above_0(self) -> NDArray[np.bool_]:
-        return np.diff(self._ends_of(np.arange(len(self.ends))), prepend=0) > 0
+    def are_above_0(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Returns True for each of the records [start, stop) that owns a part of the line."""
+        ends = self._ends_of(np.array([start - 1, stop - 1]))
+        are_above_0: NDArray[np.bool_]
+        if start and ends[0] >> _CELL_BITS == ends[1] >> _CELL_BITS:
+            # All end in one cell: the quick way over a million records of weight 0.
+            are_above_0 = self.ends[start - 1 : stop - 1] != self.ends[start:stop]
+        else:
+            are_above_0 = np.diff(self._ends_of(np.arange(start - 1, stop))) > 0
+        return are_above_0
+
+
+@final
+class _DrawnKeys:
+    """The cycle of the records with a weight above 0, at some position.
+
+    It is searched for one key at a time: a list of a billion keys in each worker would take more memory than the data.
+    """
+
+    def __init__(self, changes: list[_Shares]) -> None:
+        self._changes = changes
+        self._num_records = len(changes[0].ends)
+
+    @functools.cached_property
+    def count(self) -> int:
+        """The number of these records, or of the first 65,536 or more of them."""
+        count = 0
+        for start in range(0, self._num_records, _CHUNK):
+            count += int(np.count_nonzero(self._are_drawn(start, min(start + _CHUNK, self._num_records))))
+            if count >= _CHUNK:
+                break
+        return count
+
+    def following(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.array([self._first_from(key + 1) for key in keys.tolist()], np.int64)
+
+    def _first_from(self, start: int) -> int:
+        """Returns the first of these records from a key on, or from 0 if there is none."""
+        size = 64
+        while start < self._num_records:
+            stop = min(start + size, self._num_records)
+            found = self._are_drawn(start, stop)
+            if found.any():
+                return start + int(np.argmax(found))
+            start, size = stop, min(2 * size, _CHUNK)
+        return self._first_from(0)
+
+    def _are_drawn(self, start: int, stop: int) -> NDArray[np.bool_]:
+        are_drawn = np.zeros(stop - start, np.bool_)
+        for shares in self._changes:
+            are_drawn |= shares.are_above_0(start, stop)
+        return are_drawn
 
 
 def _bits_of_slots(num_weights: int, num_slots: int) -> int:

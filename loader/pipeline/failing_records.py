@@ -26,7 +26,7 @@ from millstream.loader.pipeline.elements import Elements, FailedRecord, Origins,
 from millstream.loader.pipeline.pipeline import Tolerance
 from millstream.samplers.balanced import BalancedSampler
 from millstream.samplers.base import is_mixed, largest_key
-from millstream.samplers.order import EpochSampler
+from millstream.samplers.order import EpochSampler, KeyCycles
 from millstream.transforms.of_chains import AbsentElement
 
 MAX_TEXTS = 10_000
@@ -298,7 +298,7 @@ class KeyCycle:
     def __init__(self, sampler: Any, num_records: int) -> None:
         self.count: int
         self._components: list[KeyCycle] = []
-        self._groups: list[NDArray[np.int64]] | None = None
+        self._cycles: KeyCycles | None = None
         self._starts = np.zeros(0, np.int64)
         if is_mixed(sampler):
             pairs = zip(sampler.samplers, sampler.source_lengths, strict=True)
@@ -309,11 +309,11 @@ class KeyCycle:
         if isinstance(sampler, BalancedSampler):
             sampler = sampler.order
         if isinstance(sampler, EpochSampler):
-            self._groups = sampler.key_groups()
+            self._cycles = sampler.key_cycles()
         largest = largest_key(sampler)
         self.count = num_records if largest is None else min(num_records, largest + 1)
-        if self._groups is not None:
-            self.count = max(map(len, self._groups))
+        if self._cycles is not None:
+            self.count = self._cycles.count
 
     def following(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         if self._components:
@@ -323,11 +323,6 @@ class KeyCycle:
                 is_component, start = numbers == number, self._starts[number]
                 following[is_component] = start + self._components[number].following(keys[is_component] - start)
             return following
-        if self._groups is not None:
-            following = keys.copy()
-            for group in self._groups:
-                after = np.searchsorted(group, keys, side="right")
-                is_of_group = group[after - 1] == keys
-                following[is_of_group] = group[after[is_of_group] % len(group)]
-            return following
+        if self._cycles is not None:
+            return self._cycles.following(keys)
         return np.mod(keys + 1, self.count)

@@ -1,5 +1,6 @@
 """WeightedSampler: exact shares in each epoch, other weights from a position on, and its use by `load`."""
 
+import tracemalloc
 from fractions import Fraction
 from typing import Any
 
@@ -166,6 +167,55 @@ def test_a_record_that_fails_is_replaced_by_one_with_a_weight() -> None:
     """Never by one of weight 0: those were left out for a reason."""
     made = millstream.load(FailsAt({1}), weights=[1, 1, 0, 0, 1, 0], seed=0, batch_size=30, on_error="skip")
     assert set(next(iter(made)).tolist()) == {0, 4}
+
+
+@settings(max_examples=40)
+@given(
+    weights=WEIGHTS,
+    copies=st.sampled_from([1, 300, 4000]),
+    other=st.none() | st.lists(st.integers(0, 1), min_size=1, max_size=30),
+)
+def test_substitutes_go_round_all_records_with_a_weight(weights: list[float], copies: int, other: Any) -> None:
+    """From one to the next, past any number of records of weight 0, and from the last one to the first."""
+    # A weight may be too small to be drawn, beside others.
+    spread = np.zeros(len(weights) * copies)
+    spread[::copies] = weights
+    sampler = WeightedSampler(spread, seed=0, num_records=len(weights))
+    if other is not None:
+        sampler = sampler.reweighted(5, np.resize(np.array([1.0, *other]), len(spread)))
+    drawn = {int(key) for shares in sampler._changes for key in np.flatnonzero(_owned(shares[1]))}
+    cycles = sampler.key_cycles()
+    assert cycles.count == len(drawn)
+    around = [min(drawn)]
+    for _ in range(min(len(drawn), 100)):
+        around += cycles.following(np.array(around[-1:])).tolist()
+    assert around == [*sorted(drawn), min(drawn)][:101]
+
+
+def _owned(shares: Any) -> Any:
+    """Returns the points that each record owns."""
+    cells = np.repeat(np.arange(len(shares.firsts) - 1), np.diff(shares.firsts))
+    ends = np.append(cells, np.full(len(shares.ends) - len(cells), len(shares.firsts) - 1))
+    return np.diff((ends << 32) + shares.ends, prepend=0)
+
+
+def test_building_needs_no_memory_beside_the_result_and_substitutes_need_none() -> None:
+    """A billion weights fit where 8 bytes for each do, in each worker as well."""
+    weights = np.zeros(1_000_000, np.float32)
+    weights[::300_000] = 1
+    tracemalloc.start()
+    try:
+        sampler = WeightedSampler(weights, seed=0)
+        built = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        cycles = sampler.key_cycles()
+        assert [cycles.count, *cycles.following(np.array([0, 900_000]))] == [4, 300_000, 0]
+        searched = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert built < 16_000_000  # 6.7 MB of it for a chunk, whatever the number of weights
+    assert searched < 5_000_000
 
 
 def test_it_is_a_component_of_a_mixture() -> None:
