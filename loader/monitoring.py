@@ -36,7 +36,6 @@ import os
 import socket
 import socketserver
 import stat
-import struct
 import sys
 import tempfile
 import threading
@@ -50,6 +49,7 @@ from typing import Any, Protocol, Self, TypeAlias, final
 from millstream.core.signals import SignalSafeLock, is_from_signal_handler
 from millstream.loader.measuring import PipelineStatus, WorkerStatus
 from millstream.loader.processes.channel import NO_SIGNAL
+from millstream.loader.processes.process_control import is_of_own_user
 from millstream.loader.processes.process_report import process_report
 from millstream.loader.reporting.advice import advice_of
 from millstream.loader.reporting.snapshot import LoaderSnapshot, mixture_texts, workers_text
@@ -553,13 +553,6 @@ def address_in(descriptor: int, name: str) -> str:
 
 def socket_name(pid: int) -> str:
     return f"{pid}{SUFFIX}"
-
-
-def is_of_own_user(connection: socket.socket) -> bool:
-    """Returns True if the other end belongs to this user, according to the kernel. Not even root is answered."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, user, _ = struct.unpack("3i", credentials)
-    return bool(user == os.geteuid())
 
 
 def connected(folder: int, name: str) -> socket.socket | None:

@@ -27,7 +27,7 @@ from millstream.loader.threads.options import affordable_threads
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.transport.arena import INLINE_BYTES
 from millstream.loader.transport.payload import INLINE_PICKLE_BYTES, Failure, as_columns, pack_failure
-from millstream.loader.transport.pickling import ClassTable
+from millstream.loader.transport.pickling import ClassTable, taking_out
 from millstream.loader.transport.pipeline_file import unpickle_pipelines
 from millstream.loader.workers.call_runner import CallResult, runner_of_epochs
 from millstream.loader.workers.pools import AnyWorker
@@ -103,16 +103,12 @@ class PipelineActor:
 
     def _pack(self, run: Elements) -> Packed:
         buffers: list[Any] = []
-
-        def take_out(buffer: pickle.PickleBuffer) -> bool:
-            raw = buffer.raw()
-            if raw.nbytes >= INLINE_BYTES:
-                buffers.append(pickle.PickleBuffer(raw))
-            return raw.nbytes < INLINE_BYTES
-
         allocate = self._memory.allocate
-        body = self._classes.dumps(as_columns(run, allocate), take_out, allocate)
-        return (pickle.PickleBuffer(body) if len(body) > INLINE_PICKLE_BYTES else body), buffers
+        body = self._classes.dumps(as_columns(run, allocate), taking_out(buffers, INLINE_BYTES), allocate)
+        return (
+            pickle.PickleBuffer(body) if len(body) > INLINE_PICKLE_BYTES else body,
+            list(map(pickle.PickleBuffer, buffers)),
+        )
 
 
 def _with_private_copies(buffers: Sequence[Any]) -> list[Any]:

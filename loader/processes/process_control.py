@@ -1,9 +1,11 @@
-"""System calls that control processes: handles, groups, sessions, and the processes that they leave behind."""
+"""System calls about processes: handles, groups, sessions, those left behind, and the one at the end of a socket."""
 
 import contextlib
 import ctypes
 import os
 import signal
+import socket
+import struct
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -142,3 +144,10 @@ def worker_name(number: int) -> str:
 def name_process(name: str) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def is_of_own_user(connection: socket.socket) -> bool:
+    """Returns True if the other end belongs to this user, according to the kernel. Not even root is answered."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", credentials)
+    return bool(user == os.geteuid())

@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from millstream.core.warn import log_info, log_warning
 from millstream.loader.engine.engine import Engine
 from millstream.loader.measuring import ExecutorStatus, Profiler
-from millstream.loader.monitoring import is_of_own_user
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.failing_records import FailuresByShard, FailuresOfPass
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.processes.process_control import is_of_own_user
 from millstream.loader.replicas import reader as readers
 from millstream.loader.replicas.messages import MESSAGE_BYTES, OWN_SOCKETS, Apart, Ended, Published, Welcome, loaded
 from millstream.loader.replicas.reader import Reader, bound, taken_failures
 from millstream.loader.threads.waiting import SLICE_SECONDS, StallClock
-from millstream.loader.transport.arena import LARGE_LEAF_BYTES, MappedMemory
-from millstream.loader.transport.payload import COPIED_BYTES, copied
+from millstream.loader.transport.arena import MappedMemory
+from millstream.loader.transport.payload import with_small_ones_copied
 
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 300.0
 """The time after which a member that reads by itself tries to join again. It doubles with each failure."""
@@ -166,10 +166,8 @@ class SharedExecutor:
 
     def _outputs_of(self, message: Published, memory: NDArray[np.uint8]) -> Outputs:
         body, *buffers = [memory[start : start + length] for start, length in message.spans]
-        # Copies, so that a small array which is kept does not pin a large one.
-        if sum(len(buffer) for buffer in buffers if len(buffer) < LARGE_LEAF_BYTES) <= COPIED_BYTES:
-            buffers = [copied(buffer) if len(buffer) < LARGE_LEAF_BYTES else buffer for buffer in buffers]
-        outputs = loaded(body, buffers, self._plan)
+        # A small array which is kept does not pin a large one.
+        outputs = loaded(body, with_small_ones_copied(buffers), self._plan)
         outputs.first, self._skip = max(outputs.first, self._skip), 0
         self._add_failures(message.failures)
         if message.is_limit and self.failures is not None:

@@ -1,6 +1,5 @@
 """The messages between the reader of a group and its members, and outputs as they cross to another process."""
 
-import contextlib
 import functools
 import hashlib
 import io
@@ -10,18 +9,17 @@ import pickle
 import sys
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
-from millstream.errors import WorkerError
 from millstream.loader.checkpoints.state import Stream
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.failing_records import FailuresByShard
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.transport.payload import to_columns, to_elements
-from millstream.loader.transport.pickling import ValuePickler
+from millstream.loader.transport.payload import pack_failure, to_columns, to_elements, unpack_failure
+from millstream.loader.transport.pickling import BufferCallback, LookupUnpickler, ValuePickler, taking_out
 
 if TYPE_CHECKING:
     import socket
@@ -133,7 +131,7 @@ def part_of_plan(number: int) -> Any:
 class _Pickler(ValuePickler):
     """Pickles outputs for a process that runs the same program: classes and functions by name, parts of plans too."""
 
-    def __init__(self, file: io.BytesIO, plan: Plan, buffer_callback: Callable[[pickle.PickleBuffer], bool]) -> None:
+    def __init__(self, file: io.BytesIO, plan: Plan, buffer_callback: BufferCallback) -> None:
         super().__init__(file, buffer_callback)
         self._shards = {id(shard): number for number, shard in enumerate(plan.shards)}
 
@@ -145,35 +143,17 @@ class _Pickler(ValuePickler):
         return super().reducer_override(value)
 
 
-@final
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: Any, plan: Plan, buffers: Sequence[Any]) -> None:
-        super().__init__(io.BytesIO(data), buffers=buffers)
-        self._plan = plan
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == __name__ and name == part_of_plan.__name__:
-            return self._plan.shards.__getitem__
-        return super().find_class(module, name)
-
-
 def dumped(outputs: Outputs, plan: Plan) -> list[Any]:
     """Returns the pickle of outputs, and the memory of its large arrays."""
     chunks: list[Any] = [b""]
-
-    def take_out(buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes >= INLINE_BYTES:
-            chunks.append(raw)
-        return raw.nbytes < INLINE_BYTES
-
     values, error = outputs.values, outputs.error
     # The failures are sent with their places, by themselves.
     columns: Any = to_columns(list(values), np.empty)
     outputs.values, outputs.error, outputs.failures = columns, None, ()
     try:
         file = io.BytesIO()
-        _Pickler(file, plan, take_out).dump((outputs, None if error is None else _portable(error)))
+        failure = None if error is None else pack_failure(error, pickle)
+        _Pickler(file, plan, taking_out(chunks, INLINE_BYTES)).dump((outputs, failure))
     finally:
         outputs.values, outputs.error = values, error
     chunks[0] = file.getvalue()
@@ -181,20 +161,8 @@ def dumped(outputs: Outputs, plan: Plan) -> list[Any]:
 
 
 def loaded(data: Any, buffers: Sequence[Any], plan: Plan) -> Outputs:
-    outputs, error = _Unpickler(data, plan, buffers).load()
-    outputs.values = to_elements(outputs.values)
-    outputs.error = None if error is None else pickle.loads(error)  # noqa: S301  (of a process of this user)
-    found: Outputs = outputs
+    found: Outputs
+    found, failure = LookupUnpickler(data, part_of_plan, plan.shards.__getitem__, buffers).load()
+    found.values = to_elements(found.values)  # type: ignore[arg-type]  # they are columns
+    found.error = None if failure is None else unpack_failure(failure, pickle)
     return found
-
-
-def _portable(error: BaseException) -> bytes:
-    """Returns the pickle of an exception, or of a `WorkerError` with its text if it does not survive the way."""
-    with contextlib.suppress(Exception):
-        pickled = pickle.dumps(error)
-        if str(pickle.loads(pickled)) == str(error):  # noqa: S301  (just pickled)
-            return pickled
-    stand_in = WorkerError(f"{type(error).__module__}.{type(error).__qualname__}: {error}")
-    for note in getattr(error, "__notes__", ()):
-        stand_in.add_note(note)
-    return pickle.dumps(stand_in)

@@ -21,11 +21,11 @@ import numpy as np
 from millstream.core.signals import is_from_signal_handler
 from millstream.loader.engine.engine import Engine, GivenUp
 from millstream.loader.measuring import ExecutorStatus
-from millstream.loader.monitoring import is_of_own_user
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.failing_records import FailuresByShard, FailuresOfPass
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
+from millstream.loader.processes.process_control import is_of_own_user
 from millstream.loader.replicas.messages import (
     INLINE_BYTES,
     MESSAGE_BYTES,

@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, Protocol, TypeAlias, final
 
 import cloudpickle
 import numpy as np
@@ -163,9 +163,7 @@ def unpack(payload: Payload, arena: ArenaView, classes: ClassTable) -> Elements:
     body, spans, chunks = payload
     leases = [arena.lease(offset, used) for offset, used in chunks]
     pickled = body if isinstance(body, bytes) else _bytes_at(body, leases)
-    copies = sum(num_bytes for _, _, num_bytes in spans if num_bytes < LARGE_LEAF_BYTES) <= COPIED_BYTES
-    buffers = [_bytes_at(span, leases) for span in spans]
-    buffers = [copied(buffer) if copies and len(buffer) < LARGE_LEAF_BYTES else buffer for buffer in buffers]
+    buffers = with_small_ones_copied([_bytes_at(span, leases) for span in spans])
     return from_columns(*classes.loads(pickled, buffers))
 
 
@@ -173,6 +171,12 @@ def release(payload: Payload, arena: ArenaView) -> None:
     _, _, chunks = payload
     for offset, _ in chunks:
         arena.release(offset)
+
+
+def with_small_ones_copied(buffers: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
+    """Returns buffers with copies of the small ones, if these have at most COPIED_BYTES together."""
+    copies = sum(len(buffer) for buffer in buffers if len(buffer) < LARGE_LEAF_BYTES) <= COPIED_BYTES
+    return [copied(buffer) if copies and len(buffer) < LARGE_LEAF_BYTES else buffer for buffer in buffers]
 
 
 def copied(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -188,7 +192,14 @@ def _bytes_at(span: Span, leases: Sequence[NDArray[np.uint8]]) -> NDArray[np.uin
     return leases[chunk][start : start + num_bytes]
 
 
-def pack_failure(error: BaseException, classes: ClassTable) -> Failure:
+class Pickles(Protocol):
+    """Pickles and unpickles values: a `ClassTable`, or the module `pickle` among processes of the same program."""
+
+    def dumps(self, value: Any, /) -> bytes: ...
+    def loads(self, data: bytes, /) -> Any: ...
+
+
+def pack_failure(error: BaseException, classes: Pickles) -> Failure:
     return Failure(
         pickled=_survivor(error, classes),
         type_name=f"{type(error).__module__}.{type(error).__qualname__}",
@@ -198,7 +209,7 @@ def pack_failure(error: BaseException, classes: ClassTable) -> Failure:
     )
 
 
-def unpack_failure(failure: Failure, classes: ClassTable) -> BaseException:
+def unpack_failure(failure: Failure, classes: Pickles) -> BaseException:
     """Returns the exception to raise in the parent. It has its original type if that is possible."""
     error: BaseException | None = None
     if failure.pickled is not None:
@@ -270,7 +281,7 @@ class _WithoutConstructor:
         return rebuild_exception, self._recipe
 
 
-def _survivor(error: BaseException, classes: ClassTable) -> bytes | None:
+def _survivor(error: BaseException, classes: Pickles) -> bytes | None:
     """Returns the pickle of an exception, or None if the exception does not survive a round trip."""
     for recipe in (lambda: error, lambda: _WithoutConstructor(error)):
         try:

@@ -161,6 +161,19 @@ BinaryFile = io.BytesIO | io.RawIOBase
 BufferCallback = Callable[[pickle.PickleBuffer], bool]
 """A function that takes a buffer out of a pickle, or returns True to leave it in."""
 
+
+def taking_out(taken: list[Any], min_bytes: int) -> BufferCallback:
+    """Returns a function that moves the memory of larger buffers from a pickle to a list."""
+
+    def take_out(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes >= min_bytes:
+            taken.append(raw)
+        return raw.nbytes < min_bytes
+
+    return take_out
+
+
 _OF_NUMPY = frozenset({id(np.dtype), *map(id, np.empty(0).__reduce_ex__(5)[:1])})
 """The function and the class that pickles of arrays refer to."""
 
@@ -347,7 +360,7 @@ class ClassTable:
 
     def loads(self, data: Any, buffers: Iterable[Any] = ()) -> Any:
         """Returns the value that `dumps` pickled, with this table or with its copy in another process."""
-        return _NumberedUnpickler(io.BytesIO(data), self._classes, buffers).load()
+        return LookupUnpickler(data, class_of_number, self._classes.__getitem__, buffers).load()
 
 
 def class_of_number(number: int) -> type:
@@ -356,12 +369,20 @@ def class_of_number(number: int) -> type:
 
 
 @final
-class _NumberedUnpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, classes: Mapping[int, type], buffers: Iterable[Any]) -> None:
-        super().__init__(file, buffers=buffers)
-        self._classes = classes
+class LookupUnpickler(pickle.Unpickler):
+    """An unpickler of values that the receiver knows: the pickle has their numbers, and a function in their place.
+
+    Args:
+        stand_in: the function, which pickles name.
+        lookup: returns the value of a number.
+    """
+
+    def __init__(
+        self, data: Any, stand_in: Callable[[int], Any], lookup: Callable[[int], Any], buffers: Iterable[Any]
+    ) -> None:
+        super().__init__(io.BytesIO(data), buffers=buffers)
+        self._stand_in = stand_in.__module__, stand_in.__name__
+        self._lookup = lookup
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == __name__ and name == class_of_number.__name__:
-            return self._classes.__getitem__
-        return super().find_class(module, name)
+        return self._lookup if (module, name) == self._stand_in else super().find_class(module, name)

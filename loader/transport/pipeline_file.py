@@ -23,7 +23,7 @@ from millstream.core.warn import log_warning
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.transport.arena import create_arena_file
 from millstream.loader.transport.array_pickles import MappedFiles
-from millstream.loader.transport.pickling import BinaryFile, BufferCallback, ClassTable, ValuePickler
+from millstream.loader.transport.pickling import BinaryFile, BufferCallback, ClassTable, ValuePickler, taking_out
 from millstream.loader.transport.shared_records import SharedRecords, share
 from millstream.sources.base import HeldRecords
 
@@ -76,17 +76,10 @@ def pickle_pipelines(
             `argument`, which requires workers.
     """
     large: list[memoryview] = []
-
-    def take_out(buffer: Any) -> bool:
-        if stays_in(buffer):
-            return True
-        large.append(buffer.raw())
-        return False
-
     file = io.BytesIO()
     try:
         shared = tuple(dataclasses.replace(pipeline, source=share(pipeline.source)) for pipeline in pipelines)
-        classes = dump_with_classes((_prelude(), shared, worker_init_fn), file, take_out)
+        classes = dump_with_classes((_prelude(), shared, worker_init_fn), file, taking_out(large, LARGE_BUFFER_BYTES))
     except Exception as error:
         if is_from_signal_handler(error):
             raise
@@ -156,11 +149,6 @@ def _prelude() -> object:
     """Returns a value that installs millstream as `grain` when it is unpickled, if this process has it installed."""
     imports = sys.modules.get("millstream.grain_imports")
     return imports.Installed() if imports is not None and imports.is_installed() else None
-
-
-def stays_in(buffer: pickle.PickleBuffer) -> bool:
-    """Returns True if an array's memory stays in the pickle, of which each worker has its own copy."""
-    return buffer.raw().nbytes < LARGE_BUFFER_BYTES
 
 
 def dump_with_classes(value: Any, file: BinaryFile, buffer_callback: BufferCallback) -> ClassTable:
@@ -273,7 +261,7 @@ def _num_bytes(value: Any) -> int | None:
     """Returns the length of the pickle of a value, without shared memory; None if it cannot be pickled."""
     file = _Counter()
     try:
-        PipelinePickler(file, stays_in).dump(value)
+        PipelinePickler(file, taking_out([], LARGE_BUFFER_BYTES)).dump(value)
     except Exception as error:
         if is_from_signal_handler(error):
             raise

@@ -262,6 +262,35 @@ def test_batches_that_cannot_be_pickled_are_not_shared(caplog: pytest.LogCapture
     assert caplog.text.count("cannot be pickled") == 2
 
 
+class RefusedError(Exception):
+    """An error whose constructor has other arguments than those that it keeps."""
+
+    def __init__(self, key: int, reason: str) -> None:
+        super().__init__(f"{key} {reason}")
+        self.key = key
+
+
+def refuse(record: int) -> int:
+    """Returns a record, but raises for one."""
+    if record == 5:
+        raise RefusedError(record, "is odd")
+    return record
+
+
+def test_an_error_is_that_of_the_operation_in_each_member() -> None:
+    """It has its class and attributes, as without sharing, and the traceback of the reader."""
+    loaders = [millstream.load(range(9), transformations=[refuse], shard_options=SHARED) for _ in range(2)]
+    first, second = map(iter, loaders)
+    with first, second:
+        assert [[next(member) for _ in range(5)] for member in (first, second)] == [[0, 1, 2, 3, 4]] * 2
+        for member in (first, second):
+            with pytest.raises(RefusedError, match="5 is odd") as caught:
+                next(member)
+            assert caught.value.key == 5
+            assert "in refuse" in str(caught.value.__cause__)
+            assert "at record key 5" in caught.value.__notes__[0]
+
+
 def test_resuming_joins_again() -> None:
     """States of members are those of one alone, and members that resume from one share again."""
     source = Counted()
