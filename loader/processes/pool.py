@@ -139,7 +139,7 @@ class PoolProcesses:
         self.control: Channel | None = None
         self.workers: list[Worker] = []
         self.owner = os.getpid()
-        self.units = SharedFolder()
+        self._units: SharedFolder | None = None
         # The descriptors of the files of pipelines, the first one that of those that workers start with.
         self._files: list[list[int]] = []
         # One thread may close the iterator while another one, waiting for a batch, restarts the pool.
@@ -156,6 +156,11 @@ class PoolProcesses:
         """The descriptor of the file of the pipelines that workers start with."""
         return self._files[0][0]
 
+    @property
+    def units(self) -> str:
+        """The path of the folder in which workers share units; "" without one."""
+        return "" if self._units is None else self._units.path
+
     def store(self, chunks: Sequence[memoryview]) -> list[int]:
         """Returns a list with the descriptor of a new file of pipelines, or an empty one after the pool was stopped.
 
@@ -170,9 +175,13 @@ class PoolProcesses:
             return file
 
     def connect(self, *, shared: bool = True) -> None:
-        """Gets a fork server, unless the pool was stopped. No other pool uses it if it is not `shared`."""
+        """Gets a fork server, unless the pool was stopped. No other pool uses it if it is not `shared`.
+
+        It runs in a thread of its own, in which no signal handler can interrupt the creation of the folder.
+        """
         with self.lock:
             if not self.is_shut_down:
+                self._units = self._units or SharedFolder()
                 launch = Launch.now(self._context, self._environment)
                 self._connection = FORK_SERVERS.connect(launch, self.workers, shared=shared)
                 self.control = self._connection.channel
@@ -226,7 +235,8 @@ class PoolProcesses:
         finally:
             for file in self._files:
                 close_all(file)
-            self.units.remove()
+            if self._units is not None:
+                self._units.remove()
 
 
 MAX_IDLE_PIPELINES = 64
@@ -361,11 +371,11 @@ class Pool:
         self.settings = settings
         self._state = PoolProcesses(context, settings.environment)
         self._finalizer = weakref.finalize(self, PoolProcesses.shut_down, self._state)
-        self._trainer = Trainer(os.getpid(), settings, code_digests(), self._state.units.path)
         try:
             with explained_limits(self._options.num_workers):
                 # First, because a new fork server takes longest: meanwhile, the pipelines are pickled.
                 in_fresh_thread(self._state.connect)
+                self._trainer = Trainer(os.getpid(), settings, code_digests(), self._state.units)
                 chunks, self._pipeline_file, self.classes = pack_pipelines(
                     list(pipelines.values()), workers.worker_init_fn
                 )

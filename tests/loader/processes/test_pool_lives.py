@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import copy
+import functools
 import gc
 import itertools
 import os
@@ -218,6 +219,12 @@ def test_an_interrupt_of_closing() -> None:
         if not was_interrupted:
             break
     assert moment > 0
+
+
+def test_an_interrupt_of_the_start() -> None:
+    """Ctrl-C cannot interrupt the creation of the folder that workers share, whose descriptor nothing would close."""
+    with iter(loader_of(worker_count=1)) as iterator:
+        assert not interrupt_at(0, functools.partial(next, iterator), "millstream.sources")
 
 
 def test_idle_workers_whose_end_was_interrupted_serve_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
