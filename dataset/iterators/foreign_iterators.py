@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any, TypeVar, final
 
 from millstream.core.descriptions import described, function_name
+from millstream.core.signals import interrupts
 from millstream.dataset.iterators.chain_positions import accepted, texts_of
 from millstream.dataset.iterators.dataset_iterator import (
     DatasetIterator,
@@ -33,6 +34,7 @@ from millstream.loader.checkpoints.envelope import (
     values_of,
 )
 from millstream.loader.checkpoints.state import Stream
+from millstream.loader.pipeline.elements import add_note
 from millstream.sources.base import HeldRecords, is_held, own
 
 T_co = TypeVar("T_co", covariant=True)
@@ -70,6 +72,12 @@ class ForeignHolder(DatasetIterator[T_co]):
         super().close()
         if not self._is_used:
             call_if_possible(self._iterator, "close")
+
+
+def _locate(error: BaseException, name: str, element: int) -> None:
+    """Adds a note to an error of a user's iterator: the stream, and the number of the element that it stands for."""
+    if not interrupts(error):
+        add_note(error, f"millstream: in {name}, at element {element}.")
 
 
 _COUNTED = "a stream whose elements are counted"
@@ -144,6 +152,9 @@ class CountedIterator(ForeignHolder[Any], SavingIterator[Any]):
                 element = next(self._iterator)
             except StopIteration:
                 self._has_failed = False
+                raise
+            except Exception as error:
+                _locate(error, self.name, self._count)
                 raise
             self._count, self._has_failed = self._count + 1, False
             return element
@@ -293,6 +304,8 @@ class _StatefulIterator(ForeignHolder[Any], SavingIterator[Any]):
         drawn: Drawn[Any] = self._use(lambda: self._drawn(count))
         self._has_ended = len(drawn.values) < count and drawn.error is None
         self.step += len(drawn.values)
+        if drawn.error is not None:
+            _locate(drawn.error, self.name, self.step)
         return drawn
 
     def _drawn(self, count: int) -> Drawn[Any]:

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from millstream.dataset.nodes.index_nodes import selected_identity
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions, Units, divided
 from millstream.dataset.nodes.source_node import Source
 from millstream.loader.checkpoints.description import Description
+from millstream.loader.pipeline.elements import add_note
 from millstream.samplers.mixtures.mixing import DROP_EXHAUSTED, Mixing, MixingSchedule
 from millstream.samplers.order import Occurrences, by_number, spread
 from millstream.sources import ConcatenatedDataSource
@@ -72,12 +73,12 @@ class JoiningNode(Node):
 
     def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
         keys = np.empty(len(positions), np.int64)
-        for parent, rows, own in self._split(positions):
-            keys[rows] = parent.record_keys(own, starts)
+        for number, rows, own in self._split(positions):
+            keys[rows] = self.above[number].record_keys(own, starts)
         return keys
 
     def taken_from(self, positions: Positions) -> Sequence[tuple[Node, Positions]]:
-        return [(parent, own) for parent, _, own in self._split(positions)]
+        return [(self.above[number], own) for number, _, own in self._split(positions)]
 
     @functools.cached_property
     def traced(self) -> tuple[Any, ...] | None:
@@ -100,37 +101,55 @@ class JoiningNode(Node):
     def _own_positions(self, number: int, positions: Positions) -> tuple[Any, Positions]:
         """Returns the positions of elements of a parent, and the row of each among them."""
 
-    def _split(self, positions: Positions) -> Iterator[tuple[Node, NDArray[np.intp], Positions]]:
-        """Yields each parent with positions, the rows that belong to it, and their positions in it."""
+    def _split(self, positions: Positions) -> Iterator[tuple[int, NDArray[np.intp], Positions]]:
+        """Yields the number of each parent with positions, the rows that belong to it, and their positions in it."""
         numbers, own = self.parents_at(positions)
         for number, rows in by_number(numbers):
-            yield self.above[number], np.arange(len(own))[rows], own[rows]
+            yield number, np.arange(len(own))[rows], own[rows]
 
     def locate(self, positions: Positions) -> Any:
         """Returns record keys; if parents compute elements, the rows and the located positions of each."""
         if self._concatenated is not None:
             return positions, self.record_keys(positions, self._concatenated[1])
-        return [(parent, rows, parent.locate(own)) for parent, rows, own in self._split(positions)]
+        return [(number, rows, self.above[number].locate(own)) for number, rows, own in self._split(positions)]
 
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
         if self._concatenated is not None:
             return self._concatenated[0].elements(located, start, stop)
         values: list[Any] = [None] * (stop - start)
-        for parent, rows, of_parent in located:
+        for number, rows, of_parent in located:
             first, last = np.searchsorted(rows, (start, stop)).tolist()
+            if first == last:
+                continue
+            try:
+                elements: Sequence[Any] = self.above[number].elements(of_parent, first, last)
+            except Exception as error:
+                _locate(error, self.names[number], self)
+                raise
             if last - first == stop - start:
                 # Columns stay columns.
-                elements: Sequence[Any] = parent.elements(of_parent, first, last)
                 return elements
-            if first < last:
-                own = (rows[first:last] - start).tolist()
-                for row, value in zip(own, parent.elements(of_parent, first, last), strict=True):
-                    values[row] = value
+            for row, value in zip((rows[first:last] - start).tolist(), elements, strict=True):
+                values[row] = value
         return values
 
     def at(self, position: int) -> Any:
         (number,), (own,) = self.parents_at(np.array([position]))
-        return self.above[int(number)].at(int(own))
+        try:
+            return self.above[int(number)].at(int(own))
+        except Exception as error:
+            _locate(error, self.names[int(number)], self)
+            raise
+
+    @property
+    def names(self) -> Sequence[Any]:
+        """The names of the parents, or their numbers."""
+        return range(len(self.above))
+
+
+def _locate(error: BaseException, name: Any, node: Node) -> None:
+    """Adds a note to an error of a parent: which of several has raised it."""
+    add_note(error, f"millstream: in dataset {name!r} of {node.text}.")
 
 
 def _window_of(parents: Sequence[Node]) -> int | None:
@@ -237,6 +256,10 @@ class Mixed(JoiningNode):
     @property
     def text(self) -> str:
         return f"mix(weights={list(self.mixing.weights)}{self.mixing.rest})"
+
+    @property
+    def names(self) -> Sequence[Any]:
+        return self.mixing.names
 
     @property
     def shares(self) -> Sequence[tuple[str, float]]:
@@ -395,13 +418,20 @@ class Zipped(Node):
         return [parent.locate(positions) for parent in self.above]
 
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
-        columns = (
-            parent.elements(of_parent, start, stop) for parent, of_parent in zip(self.above, located, strict=True)
-        )
+        columns = self._each(lambda number: self.above[number].elements(located[number], start, stop))
         return list(zip(*columns, strict=True))
 
     def at(self, position: int) -> Any:
-        return tuple(parent.at(position) for parent in self.above)
+        return tuple(self._each(lambda number: self.above[number].at(position)))
+
+    def _each(self, read: Callable[[int], Any]) -> Iterator[Any]:
+        """Yields the results of a function of the number of each parent."""
+        for number in range(len(self.above)):
+            try:
+                yield read(number)
+            except Exception as error:
+                _locate(error, number, self)
+                raise
 
     @property
     def text(self) -> str:

@@ -243,9 +243,10 @@ def text_of_end(end: SourceEnded) -> str:
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Adds a note to an exception, whose class may refuse it."""
+    """Adds a note to an exception that lacks it. Its class may refuse it."""
     with contextlib.suppress(Exception):
-        error.add_note(text)
+        if text not in getattr(error, "__notes__", ()):
+            error.add_note(text)
 
 
 def describe_records(origins: Origins) -> str:

@@ -3,7 +3,7 @@
 import itertools
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -73,6 +73,42 @@ def test_errors_count_the_operations_as_they_are_written(chain: str) -> None:
         next(iter(dataset))
     # Of a sparse MapDataset, the operations are its own; of a dense one, they are compiled with those after it.
     assert f"in operation {1 if chain == 'dense' else 0}, Map(" in caught.value.__notes__[0]
+
+
+def test_errors_name_the_dataset_of_several() -> None:
+    """Of those that are mixed, concatenated, selected from or zipped by position, each error says which it is of."""
+
+    def fail(element: int) -> int:
+        raise KeyError(element)
+
+    good, bad = MapDataset.range(3), MapDataset.range(3).filter(bool).map(fail)
+    joined: dict[str, MapDataset[Any]] = {
+        "dataset 'bad' of mix": MapDataset.mix({"good": good, "bad": bad}),
+        "dataset 1 of concatenate": MapDataset.concatenate([good, bad]),
+        "dataset 1 of select_from_datasets": MapDataset.select_from_datasets([good, bad], [(0, 1), (1, 2)]),
+        "dataset 1 of zip": good.zip(bad),
+    }
+    for words, dataset in joined.items():
+        for read in (list, lambda dataset: [dataset[position] for position in range(len(dataset))]):
+            with pytest.raises(KeyError) as caught:
+                read(dataset)
+            assert any(words in note for note in caught.value.__notes__), caught.value.__notes__
+
+
+def test_an_error_of_a_users_iterable_names_the_element() -> None:
+    """The error of an iterable has a note with its name and the number of the element, once, in each place."""
+
+    def numbers() -> Iterator[int]:
+        yield from range(3)
+        raise ConnectionError
+
+    alone = IterDataset.source(numbers)
+    for dataset in (alone, alone.map(abs), alone.map(abs).mp_prefetch(1), IterDataset.mix([alone]), alone.skip(2)):
+        with pytest.raises(ConnectionError) as caught:
+            list(dataset)
+        notes = [note for note in caught.value.__notes__ if "numbers" in note]
+        assert len(notes) == 1
+        assert "at element 3." in notes[0]
 
 
 def test_an_iterator_shows_what_it_does() -> None:

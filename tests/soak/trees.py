@@ -60,7 +60,7 @@ def law(stream: Stream, chance: random.Random, seen: collections.Counter[str]) -
 def survives_signals(stream: Stream, chance: random.Random, place: Place) -> int:
     """Reads a stream while signals interrupt it, and returns how many did."""
     with iter(stream.dataset()) as iterator:
-        whole = read(iterator)
+        whole = read(iterator)._replace(has_two_ends=stream.has_two_ends)
     num_signals = position = 0
     with iter(stream.dataset(place)) as iterator:
         for _ in range(4):

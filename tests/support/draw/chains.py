@@ -12,6 +12,7 @@ from millstream.core.randomness import Purpose, derive_seed
 from millstream.dataset import MapDataset
 from millstream.dataset.node_source import node_of
 from support.oracle import chains as oracle
+from support.oracle.blame import blame, blame_part, blaming
 from support.oracle.chains import Oracle
 
 LONGEST = 60
@@ -136,7 +137,9 @@ class DamagedSource(CountedSource):
 
     def __getitem__(self, key: int) -> int:
         if key % self.count == self.damaged:
-            raise OSError(f"record {self.damaged} of {self.start} is damaged")
+            error = OSError(f"record {self.damaged} of {self.start} is damaged")
+            blame(error, "DamagedSource")
+            raise error
         return super().__getitem__(key)
 
 
@@ -165,6 +168,9 @@ class MarkTogether(MapTransform[Any, Any]):
                 raise ArithmeticError(f"{element} is unlucky")
         return [("together", element) for element in elements]
 
+    def map_one(self, element: Any) -> Any:
+        return self.map_batch([element])[0]
+
 
 SEEDS = st.sampled_from([0, 1, 5, 2**32, 2**64 - 1])
 
@@ -173,7 +179,7 @@ SEEDS = st.sampled_from([0, 1, 5, 2**32, 2**64 - 1])
 def sources(draw: st.DrawFn, *, fails: bool = False) -> Chain:
     """Draws a dataset that nothing was done to."""
     start, count = draw(st.integers(0, 100)), draw(st.integers(1, 12))
-    if fails and draw(st.integers(0, 3)) == 0:
+    if fails and draw(st.integers(0, 9)) == 7:
         damaged = DamagedSource(start, count, draw(st.integers(0, count - 1)))
         return Chain(MapDataset.source(damaged), oracle.source(damaged), is_dense=True)  # type: ignore[arg-type]
     numbers = list(range(start, start + count))
@@ -210,7 +216,7 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Chain:  # noqa
         "own",
         "shard",
         "together",
-        *["fail"] * fails,
+        *["fail"] * 3 * fails,
     ]
     match draw(st.sampled_from([*kinds, "batch"] if is_dense else kinds)):
         case "repeat":
@@ -238,9 +244,9 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Chain:  # noqa
             dataset, plain, is_dense = dataset.map(mark_some), oracle.mapped(plain, mark_some), False
         case "together":
             together = MarkTogether(draw(st.sampled_from([6, 99])) if fails else 99)
-            dataset, plain = dataset.map(together), oracle.mapped(plain, lambda one: together.map_batch([one])[0])
+            dataset, plain = dataset.map(together), oracle.mapped(plain, blaming(together.map_one))
         case "fail":
-            dataset, plain = dataset.map(FailSome()), oracle.mapped(plain, FailSome().map)
+            dataset, plain = dataset.map(FailSome()), oracle.mapped(plain, blaming(FailSome().map))
         case "position":
             dataset, plain = dataset.map_with_index(mark_position), oracle.mapped_with_index(plain, mark_position)
         case "random":
@@ -270,7 +276,7 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Chain:  # noqa
 def joined(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Chain:
     """Draws a dataset of several."""
     parts = draw(st.lists(chains(most_nodes // 2, fails=fails), min_size=1, max_size=3))
-    datasets, plains = [part.dataset for part in parts], [part.oracle for part in parts]
+    datasets, plains = [part.dataset for part in parts], [numbered(*part) for part in enumerate(parts)]
     is_dense = all(part.is_dense for part in parts)
     match draw(st.sampled_from(["concatenate", "mix", "select", "zip"])):
         case "concatenate":
@@ -294,3 +300,16 @@ def joined(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Chain:
     seeds = {seed for part in parts for seed in part.seeds}
     most = tuple(seed for seed in seeds for _ in range(max(part.seeds.count(seed) for part in parts)))
     return Chain(dataset, plain, is_dense, most) if plain.length <= LONGEST else parts[0]
+
+
+def numbered(number: int, chain: Chain) -> Oracle:
+    """Returns the oracle of one of several chains, whose errors must say which one it is."""
+
+    def at(position: int) -> Any:
+        try:
+            return chain.oracle.at(position)
+        except Exception as error:
+            blame_part(error, number)
+            raise
+
+    return dataclasses.replace(chain.oracle, at=at)

@@ -17,6 +17,7 @@ from millstream import DatasetIterator, IterDataset, MapDataset, Multiprocessing
 from millstream.core.randomness import generator
 from millstream.transforms import BestFitPack, ConcatThenSplit, FirstFitPack, Rebatch, Transformation, WindowShuffle
 from support.draw.chains import Draw, FailSome, KeepSome, Mark, MarkTogether, Split, chains, mark_position, total
+from support.oracle.blame import blame, blamed_for, blaming
 from support.oracle.chains import mixed_in_order
 from support.oracle.groupings import PLAIN, Element, part_index
 from support.user_streams import Counted, Numbers
@@ -90,6 +91,8 @@ class Stream:
         is_straight: whether it combines and repeats no streams.
         is_grouped: whether errors are raised even if others are skipped, because an operation batches or packs.
         skipped: those elements of the chain that the oracle has skipped.
+        has_two_ends: whether there may be two states of its end, because a user's iterator below was moved there: the
+            state that was loaded, until an element has followed, and that of the iterator.
     """
 
     built: Callable[[Place], IterDataset[Any]]
@@ -102,6 +105,7 @@ class Stream:
     is_straight: bool = True
     is_grouped: bool = False
     skipped: Skipped = dataclasses.field(default_factory=lambda: Skipped(None))
+    has_two_ends: bool = False
 
     def dataset(self, place: Place = Place(), *, skips: bool = False) -> IterDataset[Any]:
         """Returns the dataset for a place, which skips elements that fail if `skips`."""
@@ -110,14 +114,14 @@ class Stream:
             dataset = dataset.mp_prefetch(place.workers)
         return dataset.options(on_error="skip", max_errors=None) if skips else dataset
 
-    def outcome(self, *, skips: bool = False) -> tuple[list[Any], str | None]:
-        """Returns the values, and the error that ends them, if any, as text."""
+    def outcome(self, *, skips: bool = False) -> tuple[list[Any], str | None, tuple[str, ...]]:
+        """Returns the values, the error that ends them, if any, as text, and the words that must be in its notes."""
         values: list[Any] = []
         try:
             values.extend(value for _, _, value in itertools.islice(self.elements(skips), 2 * LONGEST))
         except Exception as error:  # noqa: BLE001  (any: those before it were appended)
-            return values, text_of(error)
-        return values, None
+            return values, text_of(error), blamed_for(error)
+        return values, None, ()
 
     def __repr__(self) -> str:
         return f"{self.dataset()!r}\n{self.outcome()}"
@@ -205,7 +209,8 @@ def reads(draw: st.DrawFn, *, fails: bool) -> Stream:
         for position in range(chain.oracle.length):
             try:
                 value = chain.oracle.at(position)
-            except Exception:
+            except Exception as error:
+                blame(error, place=f"position {position}")
                 if not skips:
                     raise
                 skipped.add()
@@ -231,7 +236,11 @@ def streams_of_users(draw: st.DrawFn, *, fails: bool) -> Stream:
     }
 
     def values(_: bool) -> Iterator[Any]:
-        return numbers_until(count, kind == "failing")
+        try:
+            yield from numbers_until(count, kind == "failing")
+        except OSError as error:
+            blame(error, "numbers_until", f"element {count}")
+            raise
 
     return Stream(lambda _: datasets[kind](), numbered(values), is_one_to_one=False)
 
@@ -248,7 +257,8 @@ def each(
     for position, index, value in elements:
         try:
             changed = function(value)
-        except Exception:
+        except Exception as error:
+            blame(error, place=f"position {position}")
             if skipped is None:
                 raise
             skipped.add()
@@ -294,9 +304,9 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:  # noq
         case "together":
             together = MarkTogether(draw(st.sampled_from([6, 99])) if fails else 99)
             apply = lambda dataset: dataset.map(together)  # noqa: E731
-            elements = mapped(lambda value: together.map_batch([value])[0])
+            elements = mapped(blaming(together.map_one))
         case "fail":
-            apply, elements = lambda dataset: dataset.map(FailSome()), mapped(FailSome().map)
+            apply, elements = lambda dataset: dataset.map(FailSome()), mapped(blaming(FailSome().map))
         case "position":
             apply = lambda dataset: dataset.map_with_index(mark_position)  # noqa: E731
             elements = lambda skips: ((p, i, mark_position(i, value)) for p, i, value in before(skips))  # noqa: E731
@@ -415,6 +425,7 @@ def renumbered(draw: st.DrawFn, stream: Stream, spot: int) -> Stream:
         is_straight=False,
         is_grouped=False,
         skipped=Skipped(None),
+        has_two_ends=stream.has_two_ends or apply is Halves,
     )
 
 
@@ -468,7 +479,11 @@ def combined(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:
         some: Parts = [functools.partial(of, number) for number in range(len(parts))]
         return iter(plain(some))
 
-    return limited(Stream(built, numbered(values), draws=draws, is_one_to_one=False, is_straight=False), parts[0])
+    has_two_ends = any(part.has_two_ends for part in parts)
+    joined = Stream(
+        built, numbered(values), draws=draws, is_one_to_one=False, is_straight=False, has_two_ends=has_two_ends
+    )
+    return limited(joined, parts[0])
 
 
 @st.composite

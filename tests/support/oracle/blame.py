@@ -1,0 +1,41 @@
+"""The operation and the element that an error must name, as an oracle knows them."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+def blame(error: BaseException, operation: str = "", place: str = "") -> None:
+    """Sets the operation, and the place of the element, that the notes of an error must name, unless they are set."""
+    found = vars(error)
+    if operation:
+        found.setdefault("_operation", operation)
+    if place:
+        found.setdefault("_place", place)
+
+
+def blaming(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a method of an operation whose errors must name the class of the operation."""
+
+    @functools.wraps(method)
+    def call(element: Any) -> Any:
+        try:
+            return method(element)
+        except Exception as error:
+            blame(error, type(method.__self__).__name__)  # type: ignore[attr-defined]  # of a method
+            raise
+
+    return call
+
+
+def blame_part(error: BaseException, number: int) -> None:
+    """Adds the number of the dataset, of several, that has failed. Sources that are read together have none."""
+    found = vars(error)
+    if not found["_operation"].endswith("Source"):
+        found.setdefault("_parts", []).append(f"dataset {number} of")
+
+
+def blamed_for(error: BaseException) -> tuple[str, ...]:
+    """Returns the words that must be in the notes of an error. Errors of a join itself need none."""
+    found = vars(error)
+    return (found["_operation"], found["_place"], *found.get("_parts", ())) if "_operation" in found else ()
