@@ -14,6 +14,7 @@ from millstream.core.closing import Closing
 from millstream.loader import reporting
 from millstream.loader.checkpoints.fingerprint import Origin, snapshot_of
 from millstream.loader.checkpoints.state import (
+    Run,
     Stream,
     count_outputs,
     declared_by,
@@ -23,7 +24,7 @@ from millstream.loader.checkpoints.state import (
 )
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
-from millstream.loader.lineage import Lineage
+from millstream.loader.lineage import Lineage, RunLineage
 from millstream.loader.measuring import ACTORS, DEBUGGED, LOADER, Profiler, Recorder
 from millstream.loader.pipeline.pipeline import (
     MAX_ERRORS,
@@ -265,6 +266,11 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
     def workers(self) -> "RayWorkers | None":
         """The actors used instead of worker processes; None if there are none, and in debug mode."""
         return self._ray_workers
+
+    @property
+    def lineage(self) -> RunLineage:
+        """The records of the steps, as the methods of this loader return them."""
+        return RunLineage(self._pipeline, self._plan, Run.beginning(self._plan.partition.global_block))
 
     @property
     def errors(self) -> dict[int, str]:

@@ -32,7 +32,7 @@ from millstream.errors import WorkerStalledError
 from millstream.loader.agreed_ends import AGREE, AgreedEnds, Pending
 from millstream.loader.checkpoints.checkpointable import Checkpointable, ResumableIterator
 from millstream.loader.device_placement import Agreement, Device, Placement, leaves_of
-from millstream.loader.lineage import RunLineage, RunRecords
+from millstream.loader.lineage import Lineage, RunLineage
 from millstream.loader.measuring import Profiler
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.threads.waiting import SLICE_SECONDS, StallClock, TimedQueue
@@ -196,7 +196,7 @@ def device_put(
     )
 
 
-class DeviceIterator(RunRecords, Inspectable, ResumableIterator):
+class DeviceIterator(Lineage, Inspectable, ResumableIterator):
     """Yields the batches of a loader or chain on the device, and knows its position among them.
 
     `device_put` returns it. Each batch has the structure that the loader yields, with `jax.Array`s as leaves, of the

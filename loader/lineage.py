@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from millstream.core.checks import as_integer
 from millstream.loader import reporting
-from millstream.loader.checkpoints.state import Run, Segment
+from millstream.loader.checkpoints.state import BatchRange, Run, Segment
 from millstream.loader.pipeline.elements import Origins
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan, keys_in_epochs
@@ -45,9 +45,16 @@ class RecordLocation(NamedTuple):
 
 
 class Lineage:
-    """A loader whose order can be searched in both directions."""
+    """A loader whose order can be searched in both directions, or an iterator, whose run can be.
 
-    _plan: Plan
+    The steps of an iterator are those of training: batches that were skipped are not counted, and steps before a change
+    of the weights or of the global batch had those of their time.
+    """
+
+    @property
+    def lineage(self) -> "RunLineage":
+        """The records of the steps, which the methods below ask."""
+        raise NotImplementedError
 
     def record_keys(self, step: int) -> NDArray[np.int64]:
         """Returns the keys of the records in this shard's batch number `step`, in order, without reading them.
@@ -72,19 +79,7 @@ class Lineage:
             >>> loader.record_keys(0), next(iter(loader))
             (array([3, 1]), array(['d', 'b'], dtype='<U1'))
         """
-        _check_keys(self._plan, "record_keys(step)")
-        step, shard = as_integer(step, "step"), self._plan.shards[0]
-        if not shard.block_limit:
-            raise IndexError(f"step {step} does not exist: this DataLoader yields no batch.")
-        if not 0 <= step < shard.block_limit:
-            raise IndexError(f"step must be between 0 and {shard.block_limit - 1}, the last batch, got {step}.")
-        origins = _in_neutral_thread(functools.partial(shard.locator.locate, step, step + 1))
-        keys = origins.record_key.copy()
-        if (chain := self._plan.pipeline.view.origins) is not None:
-            keys = chain.record_keys(keys_in_epochs(self._plan.pipeline, origins))
-        if step == shard.partition.complete_blocks:
-            return keys[origins.position < shard.partition.tail.start + shard.tail_records]
-        return keys
+        return self.lineage.record_keys(step)
 
     def steps_of(self, keys: Any, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
         """Returns the steps whose global batches contain records: int64, shape (keys, occurrences), a row per key.
@@ -108,24 +103,7 @@ class Lineage:
             array([[2, 3],
                    [1, 4]])
         """
-        plan = self._plan
-        _check_keys(plan, "steps_of(keys)")
-        sampler, partition = plan.pipeline.order, plan.partition
-        if not hasattr(sampler, "occurrences"):
-            raise TypeError(
-                f"steps_of(keys) needs a sampler that can be inverted, and {type(plan.pipeline.sampler).__name__} has "
-                "no positions_of(keys)."
-            )
-        wanted, size = checked_keys(keys), partition.global_block
-        start = as_integer(start, "start", minimum=0)
-        last = None if stop is None else as_integer(stop, "stop", minimum=0) * size
-        limit = checked_stop(last, partition.length)
-        if (chain := plan.pipeline.view.origins) is not None:
-            found = _occurrences_in_chain(plan.pipeline, chain, wanted, limit)
-        else:
-            found = sampler.occurrences(wanted, limit)
-        is_counted = (found.positions >= start * size) & plan.shards[0].are_delivered(found.positions)
-        return Occurrences(found.rows[is_counted], found.positions[is_counted] // size).table(len(wanted))
+        return self.lineage.steps_of(keys, start, stop)
 
     def locate(self, keys: Any) -> list[RecordLocation]:
         """Returns the origin of each record: its component, its file, and its number in the file. Nothing is read.
@@ -142,12 +120,7 @@ class Lineage:
             >>> loader.locate([1])
             [RecordLocation(component='web', file=None, record=1)]
         """
-        chain = self._plan.pipeline.view.origins
-        source = self._plan.pipeline.source if chain is None else chain.source
-        wanted, num_records = checked_keys(keys).tolist(), len(source)
-        if wrong := [key for key in wanted if not 0 <= key < num_records]:
-            raise IndexError(f"keys must be between 0 and {num_records - 1}, the last record, got {wrong[0]}.")
-        return [_location(source, key) for key in wanted]
+        return self.lineage.locate(keys)
 
     def composition(self, start: int = 0, stop: int | None = None, *, lengths: Any = None) -> "Composition":
         """Returns the documents, tokens, epochs and share of each component between two steps, over all shards.
@@ -176,16 +149,7 @@ class Lineage:
             books              3    3.00  25.0%
             total             12          100.0%
         """
-        _check_one_to_one(self._plan, "composition(start, stop)")
-        return _in_neutral_thread(functools.partial(composition_of, self._plan, start, stop, lengths))
-
-
-@final
-class _PlanLineage(Lineage):
-    """The lineage of a plan alone."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        return self.lineage.composition(start, stop, lengths)
 
 
 @final
@@ -202,90 +166,81 @@ class RunLineage:
         self._pipeline, self._plan, self._run = pipeline, plan, run
 
     def record_keys(self, step: int) -> NDArray[np.int64]:
-        segment = self._run.segment_at(as_integer(step, "step"))
+        _check_keys(self._plan, "record_keys(step)")
+        segment = self._run.segment_at(step := as_integer(step, "step"))
         shard_count = self._pipeline.shard.shard_count
         if segment.global_batch % shard_count:
             raise ValueError(
                 f"Step {step} had a global batch of {segment.global_batch}, which {shard_count} shards cannot share."
             )
-        if step < 0 or step + segment.offset < 0:
-            raise IndexError(f"step must be at least 0, got {step}.")
-        return self._of(segment, self._pipeline).record_keys(step + segment.offset)
+        num_steps = self._plan.shards[0].block_limit - self._run.last.offset
+        if not num_steps:
+            raise IndexError(f"step {step} does not exist: this DataLoader yields no batch.")
+        if not 0 <= step < num_steps:
+            raise IndexError(f"step must be between 0 and {num_steps - 1}, the last batch, got {step}.")
+        plan, batch = self._plan_of(segment, self._pipeline.shard), step + segment.offset
+        shard = plan.shards[0]
+        origins = _in_neutral_thread(functools.partial(shard.locator.locate, batch, batch + 1))
+        keys = origins.record_key.copy()
+        if (chain := plan.pipeline.view.origins) is not None:
+            keys = chain.record_keys(keys_in_epochs(plan.pipeline, origins))
+        if batch == shard.partition.complete_blocks:
+            return keys[origins.position < shard.partition.tail.start + shard.tail_records]
+        return keys
 
     def steps_of(self, keys: Any, start: int, stop: int | None) -> NDArray[np.int64]:
-        wanted = checked_keys(keys)
+        _check_keys(self._plan, "steps_of(keys)")
+        if not hasattr(self._plan.pipeline.order, "occurrences"):
+            raise TypeError(
+                f"steps_of(keys) needs a sampler that can be inverted, and {type(self._pipeline.sampler).__name__} has "
+                "no positions_of(keys)."
+            )
+        wanted, start = checked_keys(keys), as_integer(start, "start", minimum=0)
         found = []
-        start = as_integer(start, "start", minimum=0)
         for segment, first, last in self._run.ranges(start, None if stop is None else as_integer(stop, "stop", 0)):
-            table = self._of(segment, self._of_all_shards).steps_of(wanted, first, last)
-            rows, columns = np.nonzero(table >= 0)
-            found.append(Occurrences(rows, table[rows, columns] - segment.offset))
+            occurrences = _occurrences(self._plan_of(segment, NoSharding()), wanted, first, last)
+            found.append(Occurrences(occurrences.rows, occurrences.positions - segment.offset))
         return Occurrences.concatenate(found).table(len(wanted))
 
-    def composition(self, start: int, stop: int | None, *, lengths: Any = None) -> "Composition":
+    def locate(self, keys: Any) -> list[RecordLocation]:
+        chain = self._plan.pipeline.view.origins
+        source = self._plan.pipeline.source if chain is None else chain.source
+        wanted, num_records = checked_keys(keys).tolist(), len(source)
+        if wrong := [key for key in wanted if not 0 <= key < num_records]:
+            raise IndexError(f"keys must be between 0 and {num_records - 1}, the last record, got {wrong[0]}.")
+        return [_location(source, key) for key in wanted]
+
+    def composition(self, start: int, stop: int | None, lengths: Any) -> "Composition":
+        _check_one_to_one(self._plan, "composition(start, stop)")
         start = as_integer(start, "start", minimum=0)
         if stop is not None and start > as_integer(stop, "stop", minimum=0):
             raise ValueError(f"start must be at most stop, which is {stop}, got {start}.")
-        found, ends = [], [(start, start)]
-        for segment, first, last in self._run.ranges(start, stop):
-            composition = self._of(segment, self._of_all_shards).composition(first, last, lengths=lengths)
-            found.append(composition)
-            ends.append((composition.start - segment.offset, composition.stop - segment.offset))
-        if not found:
-            return self._of(self._run.last, self._of_all_shards).composition(0, 0, lengths=lengths)
-        return Composition.joined(ends[1][0], ends[-1][1], found)
+        here = self._run.segment_at(start)
+        nothing = BatchRange(here, start + here.offset, start + here.offset)
+        found, ends = [], []
+        for segment, first, last in [*self._run.ranges(start, stop)] or [nothing]:
+            plan = self._plan_of(segment, NoSharding())
+            found.append(_in_neutral_thread(functools.partial(composition_of, plan, first, last, lengths)))
+            ends.append((found[-1].start - segment.offset, found[-1].stop - segment.offset))
+        return Composition.joined(ends[0][0], ends[-1][1], found)
 
-    @functools.cached_property
-    def _of_all_shards(self) -> Pipeline:
-        """The pipeline of all shards together."""
-        if self._pipeline.shard.shard_count == 1:
-            return self._pipeline
-        return _of_global_batch(self._pipeline, self._plan.partition.global_block, NoSharding())
-
-    def _of(self, segment: Segment, pipeline: Pipeline) -> Lineage:
+    def _plan_of(self, segment: Segment, shard: ShardOptions) -> Plan:
+        """Returns the plan of a segment, that of another shard only if its global batch is another."""
         if segment.global_batch == self._plan.partition.global_block:
-            return _PlanLineage(self._plan)
-        return _PlanLineage(Plan(_of_global_batch(pipeline, segment.global_batch, pipeline.shard)))
+            return self._plan
+        return Plan(_of_global_batch(self._pipeline, segment.global_batch, shard))
 
 
-class RunRecords:
-    """An iterator of a loader, which knows the records of the steps of its run."""
-
-    @property
-    def lineage(self) -> RunLineage:
-        """The records of the steps of the run, which the methods below ask."""
-        raise NotImplementedError
-
-    def record_keys(self, step: int) -> NDArray[np.int64]:
-        """Returns the keys of the records of this shard's batch at a step of the run, as `DataLoader.record_keys`.
-
-        Steps are those of training: batches that were skipped are not counted, and steps before a change of the global
-        batch had that size.
-
-        Args:
-            step: the number of the step, from 0.
-        """
-        return self.lineage.record_keys(step)
-
-    def steps_of(self, keys: Any, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
-        """Returns the steps of the run whose global batches contain records, as `DataLoader.steps_of`.
-
-        Args:
-            keys: record keys, shape (m,).
-            start: the first step to include.
-            stop: the first step to exclude; None for the end of the order.
-        """
-        return self.lineage.steps_of(keys, start, stop)
-
-    def composition(self, start: int = 0, stop: int | None = None, *, lengths: Any = None) -> "Composition":
-        """Returns the composition of the steps [start, stop) of the run, as `DataLoader.composition`.
-
-        Args:
-            start: the first step to include.
-            stop: the first step to exclude; None for the end of the order.
-            lengths: the number of tokens of each record, by record key; None if rows are packed, or tokens unknown.
-        """
-        return self.lineage.composition(start, stop, lengths=lengths)
+def _occurrences(plan: Plan, keys: NDArray[np.int64], start: int, stop: int | None) -> Occurrences:
+    """Returns the batches [start, stop) whose global batches contain records."""
+    size = plan.partition.global_block
+    limit = checked_stop(None if stop is None else stop * size, plan.partition.length)
+    if (chain := plan.pipeline.view.origins) is not None:
+        found = _occurrences_in_chain(plan.pipeline, chain, keys, limit)
+    else:
+        found = plan.pipeline.order.occurrences(keys, limit)  # type: ignore[union-attr]  # which has it
+    is_counted = (found.positions >= start * size) & plan.shards[0].are_delivered(found.positions)
+    return Occurrences(found.rows[is_counted], found.positions[is_counted] // size)
 
 
 def _of_global_batch(pipeline: Pipeline, global_batch: int, shard: ShardOptions) -> Pipeline:

@@ -12,7 +12,7 @@ from millstream.loader.checkpoints.checkpointable import Exclusive
 from millstream.loader.checkpoints.fingerprint import Declared
 from millstream.loader.checkpoints.state import Run, Stream, count_outputs, fingerprint_of_pipeline, stream_of
 from millstream.loader.execution import Execution
-from millstream.loader.lineage import RunLineage, RunRecords
+from millstream.loader.lineage import Lineage, RunLineage
 from millstream.loader.pipeline.calls import Cursor, Position
 from millstream.loader.pipeline.elements import seed_of
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -62,7 +62,7 @@ class Beginning(NamedTuple):
     declared: Declared | None = None
 
 
-class RunningIterator(Measured, RunRecords, Exclusive):
+class RunningIterator(Measured, Lineage, Exclusive):
     """An iterator whose run may change: the part of `DataLoaderIterator` that knows its history."""
 
     _beginning: Beginning

@@ -126,6 +126,19 @@ def test_skipped_batches_are_no_steps(wrap: Callable[[Any], Any], read_options: 
             assert (batches.step, values(batches, 2)) == (step, whole[taken : taken + 2])
 
 
+def test_lineage_after_a_skip_speaks_of_the_steps_of_training() -> None:
+    """The last step is that of training, records are located, and a range of no steps stays where it is."""
+    with iter(millstream.load(range(40), batch_size=4, num_epochs=1)) as batches:
+        next(batches)
+        batches.skip(3)
+        assert [found.record for found in batches.locate(batches.record_keys(1))] == [16, 17, 18, 19]
+        for step in (-1, 7):
+            with pytest.raises(IndexError, match=f"step must be between 0 and 6, the last batch, got {step}"):
+                batches.record_keys(step)
+        empty = batches.composition(2, 2)
+        assert (empty.start, empty.stop, empty.components["range"].documents) == (2, 2, 0)
+
+
 def test_skips_of_elements_that_are_filtered_are_counted_by_computing_them() -> None:
     """A pipeline that is not 1:1 computes what it skips, comes back on errors, and has the skips in its states."""
     kept = millstream.Filter(lambda number: number % 3 > 0)
