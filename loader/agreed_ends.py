@@ -62,14 +62,22 @@ class AgreedEnds:
         self._rows = self._local_rows = rows or 0
         self.has_begun = False
 
-    def begin(self, batch: Any, error: Exception | None) -> None:
-        """Compares this host's stream and the structure of its batches with those of the others, once."""
+    def begin(self, batch: Any, error: Exception | None, step: int | None) -> int | None:
+        """Compares this host's stream and the structure of its batches with those of the others, once.
+
+        Returns the step, in which hosts with a batch do not differ. One that has ended before may have another in its
+        state.
+        """
         if self._agreement is not None:
-            structure = {} if batch is None else {"batch": json.dumps(_structure_of(batch), sort_keys=True)}
+            own = {}
+            if batch is not None:
+                own = {"step": json.dumps(step), "batch": json.dumps(_structure_of(batch), sort_keys=True)}
             first = "no error" if error is None else f"an error, {type(error).__name__}"
-            having = [texts["structure"] for texts in self._agreement.compare(first, structure).values()]
-            self._structure = next((json.loads(texts["batch"]) for texts in having if texts), None)
+            hosts = self._agreement.compare(first, own)
+            if having := [texts["structure"] for texts in hosts.values() if texts["structure"]]:
+                step, self._structure = json.loads(having[0]["step"]), json.loads(having[0]["batch"])
         self.has_begun = True
+        return step
 
     def staged(self, batch: Any) -> tuple[Any, int, Any]:
         """Returns a batch, its number of rows, and the batch on the device with the rows of the largest so far."""

@@ -446,7 +446,8 @@ class DeviceIterator(Lineage, Inspectable, ResumableIterator):
                 error = outcome if isinstance(outcome, Exception) else None
                 batch = None if outcome is None or error is not None else outcome.batch[0]
                 with _differing(error):
-                    ends.begin(batch, error)
+                    step = ends.begin(batch, error, self._position.step)
+                self._adopt(dataclasses.replace(self._position, step=step))
             staging.pending.append(ends.announced(outcome))
         pending = staging.pending.popleft()
         # An error ends the staging of all hosts.

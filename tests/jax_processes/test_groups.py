@@ -141,15 +141,17 @@ def test_two_jax_processes_are_warned_or_sharded(groups: dict[int, list[Any]]) -
 def test_streams_that_end_apart_end_together(groups: dict[int, list[Any]]) -> None:
     """Each element of each host comes once, in rows that are valid, until the last host of four has ended.
 
-    A host that has no element at all fills every batch. Hosts that resume do so whether they have ended or not. Errors
-    are raised where they are, and named on the others; the number of batches left is never negative.
+    A host that has no element at all fills every batch. Hosts that resume do so whether they have ended or not, and
+    count the same steps; those that begin at different steps are told. Errors are raised where they are, and named on
+    the others; the number of batches left is never negative.
     """
     counts = []
     for process, told in enumerate(groups[4]):
         ended = told["agree_on_ends"]
         batches = ended["kept"]
         assert batches == ended["resumed"]
-        assert ended["kept: steps"] == len(batches)
+        assert ended["kept: steps"] == ended["resumed: steps"] == len(batches)
+        assert "differ: step is 1 on hosts 2 and 3, 0 on hosts 0 and 1" in ended["apart"]
         assert (ended["kept: again"], ended["nothing"], ended["nothing: again"]) == ([], [], [])
         assert all(shape == (12, 2) and any(valid) for _, valid, shape, _ in batches)
         rows = [[(number, is_valid) for number, is_valid in zip(*batch[:2], strict=True)] for batch in batches]

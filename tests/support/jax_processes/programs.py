@@ -470,6 +470,7 @@ def agree_on_ends(batch_size: int, resumed_after: int) -> dict[str, Any]:
     with millstream.device_put(iter(loaded(KeepShare())), sharding, ends="agree") as batches:
         batches.set_state(state)
         told["resumed"] += taken(batches)
+        told["resumed: steps"] = batches.step
     widened: list[Any] = (
         [millstream.Map(lambda element: {**element, "more": np.int32(1)})] if jax.process_index() else []
     )
@@ -480,6 +481,12 @@ def agree_on_ends(batch_size: int, resumed_after: int) -> dict[str, Any]:
                 told[name] = taken(batches)
         except Exception as error:  # noqa: BLE001  (reported)
             told[name] = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+    with millstream.device_put(iter(loaded()), sharding, ends="agree") as batches:
+        batches.seek(jax.process_index() // 2)
+        try:
+            next(batches)
+        except ValueError as error:
+            told["apart"] = str(error)
     with millstream.device_put(iter(loaded(size=98)), sharding, ends="agree") as batches:
         collections.deque(batches, maxlen=0)
         told["at the end"] = batches.step, len(batches), batches.metrics()["loader/records"]
