@@ -6,6 +6,7 @@ the path with the most of them. Operations in between that draw nothing therefor
 """
 
 import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, SupportsIndex, TypeVar
 
@@ -15,6 +16,7 @@ from millstream.core.descriptions import described
 from millstream.core.randomness import Purpose, as_seed, derive_seed
 from millstream.core.warn import log_warning
 from millstream.dataset.node_source import node_of
+from millstream.dataset.nodes.joining_nodes import warn_of_proportions
 from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.step import Step, folded
 from millstream.loader.threads.options import MultiprocessingOptions, available_cores
@@ -80,6 +82,25 @@ def warn_of_replacement(length: int) -> None:
             "the shuffle of an endless dataset draws its elements with replacement: some come twice before others come "
             "once. Write .shuffle(...) before .repeat()."
         )
+
+
+def rows_of(node: Node, rows: slice) -> range:
+    """Returns the positions within an epoch that a slice selects. Logs if they are a poor share of a host."""
+    picked = range(node.length)[rows]
+    bounds = [operator.index(bound) for bound in (rows.start, rows.stop) if bound is not None]
+    if node.length == ENDLESS and min([picked.step, *bounds]) < 0:
+        raise ValueError(
+            "An endless dataset has no last element, so it cannot be read backwards, or counted from its end: slice it "
+            "before .repeat()."
+        )
+    if abs(picked.step) > 1 and node.length and not picked:
+        log_warning(
+            f"a shard of a dataset is empty: its slice {rows.start}:{rows.stop}:{rows.step} selects none of "
+            f"{node.length:,} elements. Use fewer shards, or slice records instead of files."
+        )
+    if abs(picked.step) > 1 and node.is_mixed:
+        warn_of_proportions(node, picked)
+    return picked
 
 
 def warn_of_uneven_shards(length: int, num_shards: int) -> None:

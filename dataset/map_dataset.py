@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlia
 from millstream import grain_kinds
 from millstream.core.checks import as_flag, as_integer, as_integer_or_none, named_arguments
 from millstream.core.randomness import Purpose, as_seed, derive_seed
-from millstream.core.warn import log_warning
 from millstream.dataset.arguments import (
     OF_MAP_DATASETS,
     as_flat_map,
@@ -23,6 +22,7 @@ from millstream.dataset.arguments import (
     nodes_of,
     only_parent,
     raise_missing,
+    rows_of,
     seed_for,
     warn_of_replacement,
     warn_of_uneven_shards,
@@ -41,7 +41,7 @@ from millstream.dataset.nodes.element_nodes import (
     Split,
 )
 from millstream.dataset.nodes.index_nodes import Repeat, Seed, Shard, Shuffle, Slice, Taken, WindowShuffle
-from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected, Zipped, warn_of_proportions
+from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected, Zipped
 from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import HANDED, Source, copied_with
 from millstream.dataset.stream_steps import Read, step_of
@@ -466,7 +466,8 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
 
         Raises:
             TypeError: it is neither a slice nor positions.
-            ValueError: its step is 0, or negative if the dataset is endless; or a position does not exist.
+            ValueError: its step is 0, or a number in it is negative if the dataset is endless; or a position does not
+                exist.
 
         Examples:
             >>> dataset = millstream.MapDataset.range(10)
@@ -474,21 +475,11 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
             ([2, 5], [8, 9], [5, 0, 5])
         """
         node = node_of(self)
-        if not isinstance(rows, slice):
-            if not isinstance(rows, Iterable):
-                raise TypeError(f"slice takes a slice, such as slice(0, 10), or a list of positions, got {rows!r}.")
-            return self._with(Taken(node, positions_within(node.length, rows)))
-        picked = range(node.length)[rows]
-        if node.length == ENDLESS and picked and picked.step < 0:
-            raise ValueError("An endless dataset cannot be read backwards: slice it before .repeat().")
-        if node.length and not picked and abs(picked.step) > 1:
-            log_warning(
-                f"a shard of a dataset is empty: its slice {rows.start}:{rows.stop}:{rows.step} selects none of "
-                f"{node.length:,} elements. Use fewer shards, or slice records instead of files."
-            )
-        if node.is_mixed and abs(picked.step) > 1:
-            warn_of_proportions(node, picked)
-        return self._with(Slice(node, picked))
+        if isinstance(rows, slice):
+            return self._with(Slice(node, rows_of(node, rows)))
+        if not isinstance(rows, Iterable):
+            raise TypeError(f"slice takes a slice, such as slice(0, 10), or a list of positions, got {rows!r}.")
+        return self._with(Taken(node, positions_within(node.length, rows)))
 
     def repeat(self, num_epochs: SupportsIndex | None = None, *, reseed_each_epoch: bool = True) -> "MapDataset[T]":
         """Returns several epochs as one.

@@ -100,7 +100,10 @@ def as_position(position: SupportsIndex) -> int:
     try:
         index = operator.index(position)
     except TypeError:
-        raise TypeError(f"A position must be an integer, got {position!r} of type {type(position).__name__}.") from None
+        several = isinstance(position, list | tuple | range | np.ndarray)
+        remedy = " Write .slice(positions) for several." if several else ""
+        kind = type(position).__name__
+        raise TypeError(f"A position must be an integer, got {position!r} of type {kind}.{remedy}") from None
     if index < 0:
         raise IndexError(
             f"Positions count from 0, and never from the end, got {index}. Use len(dataset) - 1 for the last one."
@@ -238,7 +241,7 @@ class NodeSource:
             )
         # An endless dataset is one epoch.
         differs = node.differs_by_epoch and node.length != ENDLESS
-        origins = NodeOrigins(node) if node.reordering and node.traced is not None else None
+        origins = NodeOrigins(node) if node.reordering and node.traced else None
         return LoaderView(self, differs, skips_none=True, reordering=node.reordering, origins=origins)
 
     def _fixed_source(self) -> tuple[Any, Callable[[], None]]:

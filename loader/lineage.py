@@ -6,6 +6,7 @@ The order is a function of the position, so nothing is read, and a loader that w
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Self, TypeVar, final
 
@@ -27,6 +28,12 @@ from millstream.sources.base import ChainOrigins
 from millstream.transforms import Batch
 
 ResultT = TypeVar("ResultT")
+
+_SEARCHED_TOGETHER = 1 << 20
+"""The number of positions whose keys are computed together."""
+
+_MAX_SEARCHED = 1 << 48
+"""The number of positions of an endless chain that can be searched: a shuffle of all of them reads larger ones."""
 
 
 class RecordLocation(NamedTuple):
@@ -272,6 +279,11 @@ def _check_keys(plan: Plan, call: str) -> None:
 def _occurrences_in_chain(pipeline: Pipeline, chain: ChainOrigins, keys: NDArray[np.int64], stop: int) -> Occurrences:
     """Returns the positions of a loader before `stop` at which a chain has an element of a record."""
     num_elements, order = len(pipeline.source), pipeline.order
+    if num_elements == sys.maxsize:
+        # It is one epoch, so a key of the order is a position in it.
+        rows, elements = chain.occurrences(keys, _num_elements_read(pipeline, stop))
+        element_rows, positions = order.occurrences(elements, stop)  # type: ignore[union-attr]  # which has it
+        return Occurrences(rows[element_rows], positions)
     ends = np.arange(max(0, stop - 1), stop)
     table = np.zeros((5, len(ends)), np.int64)
     table[0] = ends
@@ -283,6 +295,18 @@ def _occurrences_in_chain(pipeline: Pipeline, chain: ChainOrigins, keys: NDArray
     # The order has each element in each epoch, and the record is at that element in one.
     is_record = keys_in_epochs(pipeline, Origins(table)) == elements[element_rows]
     return Occurrences(rows[element_rows][is_record], positions[is_record])
+
+
+def _num_elements_read(pipeline: Pipeline, stop: int) -> int:
+    """Returns an end of the positions of an endless chain that a loader reads before `stop`."""
+    blocks = ((start, min(start + _SEARCHED_TOGETHER, stop)) for start in range(0, stop, _SEARCHED_TOGETHER))
+    last = max((int(pipeline.order.record_keys(*block).max()) for block in blocks), default=-1)
+    if last >= _MAX_SEARCHED:
+        raise TypeError(
+            "steps_of(keys) cannot search the shuffle of an endless dataset, which has each at too many positions. "
+            "Write .shuffle(seed=...) before .repeat(), and load it without shuffle."
+        )
+    return last + 1
 
 
 def _check_one_to_one(plan: Plan, call: str) -> None:

@@ -12,9 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.randomness import Purpose, derive_seed
-from millstream.dataset.nodes.node import ENDLESS, Node, Positions, UnaryNode, Units, divided, divided_one, joined
+from millstream.dataset.nodes.node import (
+    ENDLESS,
+    Node,
+    Positions,
+    UnaryNode,
+    Units,
+    divided,
+    divided_one,
+    joined,
+    joined_one,
+)
 from millstream.loader.checkpoints.description import Description
-from millstream.samplers.order import Occurrences, spread
+from millstream.samplers.order import Occurrences, equal_to
 from millstream.samplers.permutation import permute, permute_one
 
 _IDENTIFIED_TOGETHER = 1 << 16
@@ -78,18 +88,9 @@ class IndexNode(UnaryNode):
         It inverts `parent_positions`.
         """
         del stop
-        rows, sorted_rows = self._by_parent_position
         epochs, offsets = np.divmod(positions, self.parent.length)
-        first, last = (np.searchsorted(sorted_rows, offsets, side) for side in ("left", "right"))
-        owners, numbers = spread(first, last)
-        return owners, rows[numbers] + epochs[owners] * self.length
-
-    @functools.cached_property
-    def _by_parent_position(self) -> tuple[Positions, Positions]:
-        """The positions of an epoch in the order of the parent's positions, and these."""
-        parent_positions = self.parent_positions(np.arange(self.length))
-        order = np.argsort(parent_positions, kind="stable")
-        return order, parent_positions[order]
+        owners, own = equal_to(self.parent_positions(np.arange(self.length)), offsets)
+        return owners, own + epochs[owners] * self.length
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,7 +111,15 @@ class Shuffle(IndexNode):
 
     def parent_position(self, position: int) -> int:
         epoch, offset = divided_one(position, self.length)
-        return epoch * self.length + permute_one(offset, self.length, self.seed, epoch)
+        return joined_one(epoch, self.length, permute_one(offset, self.length, self.seed, epoch))
+
+    def parent_stop(self, stop: int) -> int:
+        if self.length == ENDLESS:
+            raise TypeError(
+                f"Cannot find records after {self.text} of an endless dataset, which has each at too many positions. "
+                "Write .shuffle(...) before .repeat()."
+            )
+        return super().parent_stop(stop)
 
     def own_positions(self, positions: Positions, stop: int) -> tuple[Any, Positions]:
         del stop
@@ -316,7 +325,7 @@ class Slice(IndexNode):
 
     def parent_position(self, position: int) -> int:
         epoch, offset = divided_one(position, self.length)
-        return epoch * self.parent.length + self.rows[offset]
+        return joined_one(epoch, self.parent.length, self.rows[offset])
 
     def parent_stop(self, stop: int) -> int:
         if self.parent.length < ENDLESS:
@@ -371,7 +380,7 @@ class Taken(IndexNode):
 
     def parent_position(self, position: int) -> int:
         epoch, offset = divided_one(position, self.length)
-        return epoch * self.parent.length + int(self.rows[offset])
+        return joined_one(epoch, self.parent.length, int(self.rows[offset]))
 
     @property
     def text(self) -> str:

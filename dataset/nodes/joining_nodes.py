@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from millstream.core.warn import log_warning
 from millstream.dataset.nodes.index_nodes import selected_identity
-from millstream.dataset.nodes.node import ENDLESS, Node, Positions, Units, divided
+from millstream.dataset.nodes.node import ENDLESS, Node, Positions, Units, divided, joined
 from millstream.dataset.nodes.source_node import Source
 from millstream.loader.checkpoints.description import Description
 from millstream.loader.pipeline.elements import add_note
 from millstream.samplers.mixtures.mixing import DROP_EXHAUSTED, Mixing, MixingSchedule
-from millstream.samplers.order import Occurrences, by_number, spread
+from millstream.samplers.order import Occurrences, by_number, equal_to
 from millstream.sources import ConcatenatedDataSource
 
 _SAMPLED_ROWS = 4096
@@ -52,6 +52,10 @@ class JoiningNode(Node):
     @property
     def parents(self) -> tuple[Node, ...]:
         return self.above
+
+    @functools.cached_property
+    def _lengths(self) -> NDArray[np.int64]:
+        return np.array([parent.length for parent in self.above], np.int64)
 
     @abc.abstractmethod
     def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
@@ -164,12 +168,12 @@ def _units_of(parents: Sequence[Node]) -> list[Units]:
     """
     known = [None if parent.window_units is None else parent.units() for parent in parents]
     sizes = np.concatenate([units.sizes for units in known if units is not None])
-    size = max(1, int(sizes.mean()))
+    size = max(1, int(sizes.mean())) if len(sizes) else 1
     found: list[Units] = []
     first = 0
     for parent, units in zip(parents, known, strict=True):
         if units is None:
-            ends = np.append(np.arange(size, parent.length, size), parent.length)
+            ends = np.minimum(np.arange(size, parent.length + size, size), parent.length)
             units = Units(np.diff(ends, prepend=0), np.arange(len(ends)))  # noqa: PLW2901
         found.append(units._replace(numbers=units.numbers + first))
         first += int(units.numbers.max(initial=-1)) + 1
@@ -182,7 +186,7 @@ class Concatenated(JoiningNode):
 
     @functools.cached_property
     def _ends(self) -> NDArray[np.int64]:
-        return np.array(list(itertools.accumulate(parent.length for parent in self.above)), np.int64)
+        return np.cumsum(self._lengths)
 
     @functools.cached_property
     def length(self) -> int:
@@ -198,9 +202,8 @@ class Concatenated(JoiningNode):
     def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
         epochs, offsets = divided(positions, self.length)
         numbers = np.searchsorted(self._ends, offsets, side="right")
-        lengths = np.array([parent.length for parent in self.above], np.int64)
-        own = offsets - (self._ends - lengths)[numbers]
-        return numbers, own + (epochs if isinstance(epochs, int) else epochs.view(np.int64)) * lengths[numbers]
+        own = offsets - (self._ends - self._lengths)[numbers]
+        return numbers, joined(epochs, self._lengths[numbers], own)
 
     def _own_positions(self, number: int, positions: Positions) -> tuple[Any, Positions]:
         length = self.above[number].length
@@ -239,8 +242,7 @@ class Mixed(JoiningNode):
             return self._schedule.locate(positions)
         epochs, offsets = divided(positions, self.length)
         numbers, own = self._schedule.locate(offsets)
-        lengths = np.array([parent.length for parent in self.above], np.int64)
-        return numbers, own + (epochs if isinstance(epochs, int) else epochs.view(np.int64)) * lengths[numbers]
+        return numbers, joined(epochs, self._lengths[numbers], own)
 
     def _parent_stop(self, number: int, stop: int) -> int:
         if self.mixing.stop == DROP_EXHAUSTED and stop > self.length:
@@ -300,10 +302,6 @@ class Selected(JoiningNode):
     def length(self) -> int:
         return len(self.selection)
 
-    @functools.cached_property
-    def _lengths(self) -> NDArray[np.int64]:
-        return np.array([parent.length for parent in self.above], np.int64)
-
     @property
     def _is_table(self) -> bool:
         return isinstance(self.selection, np.ndarray)
@@ -325,7 +323,7 @@ class Selected(JoiningNode):
             return numbers, own
         epochs, offsets = divided(positions, self.length)
         numbers, own = self.selection[offsets].T
-        return numbers, own + (epochs if isinstance(epochs, int) else epochs.view(np.int64)) * self._lengths[numbers]
+        return numbers, joined(epochs, self._lengths[numbers], own)
 
     @functools.cached_property
     def traced(self) -> tuple[Any, ...] | None:
@@ -338,11 +336,8 @@ class Selected(JoiningNode):
 
     def _own_positions(self, number: int, positions: Positions) -> tuple[Any, Positions]:
         rows = np.flatnonzero(self.selection[:, 0] == number)
-        rows = rows[np.argsort(self.selection[rows, 1], kind="stable")]
-        chosen = self.selection[rows, 1]
         epochs, offsets = np.divmod(positions, max(1, self.above[number].length))
-        first, last = np.searchsorted(chosen, offsets, "left"), np.searchsorted(chosen, offsets, "right")
-        owners, numbers = spread(first, last)
+        owners, numbers = equal_to(self.selection[rows, 1], offsets)
         return owners, rows[numbers] + epochs[owners] * self.length
 
     @functools.cached_property

@@ -160,7 +160,7 @@ class Node(Step):
     @functools.cached_property
     def traced(self) -> tuple[Any, ...] | None:
         """The sources, each once, if each element is made of one of their records; None if it is made of several."""
-        return None
+        return self.sources
 
     def occurrences(self, keys: Positions, starts: Mapping[int, int], stop: int) -> Occurrences:
         """Returns the positions before `stop` whose elements are made of records. Only for nodes that are `traced`.
@@ -274,18 +274,31 @@ def divided_one(position: int, length: int) -> tuple[int, int]:
 _EMPTY = "This dataset is empty: it has no element at any position."
 
 
-def joined(epochs: "int | NDArray[np.uint64]", length: int, offsets: Positions) -> Positions:
+def joined(epochs: "int | NDArray[np.uint64]", length: "int | NDArray[np.int64]", offsets: Positions) -> Positions:
     """Returns the positions of offsets, each below `length`, in epochs of that length.
 
     Raises:
-        IndexError: a position is 2**63 or more.
+        IndexError: a position is 2**63 or more, or in another epoch than the first one of an endless dataset.
     """
-    if isinstance(epochs, int):
-        if not epochs:
-            return offsets
-        last = epochs
-    else:
-        last = int(epochs.max())
-    if (last + 1) * length > ENDLESS + 1:
-        raise IndexError(f"Epoch {last} of a dataset of {length} elements would have positions from 2**63 on.")
-    return offsets + (epochs * length if isinstance(epochs, int) else epochs.view(np.int64) * length)
+    last = epochs if isinstance(epochs, int) else int(epochs.max(initial=0))
+    if not last:
+        return offsets
+    _check_epoch(last, length if isinstance(length, int) else int(length.max(initial=0)))
+    return offsets + (epochs if isinstance(epochs, int) else epochs.view(np.int64)) * length
+
+
+def joined_one(epoch: int, length: int, offset: int) -> int:
+    """Returns the position of one offset in one epoch. Raises as `joined` does."""
+    if epoch:
+        _check_epoch(epoch, length)
+    return epoch * length + offset
+
+
+def _check_epoch(epoch: int, length: int) -> None:
+    if length == ENDLESS:
+        raise IndexError(
+            f"A part of an endless dataset has one epoch, so epoch {epoch} has no element. Take the part before "
+            ".repeat(), or write .repeat(n, reseed_each_epoch=False) after it."
+        )
+    if (epoch + 1) * length > ENDLESS + 1:
+        raise IndexError(f"Epoch {epoch} of a dataset of {length} elements would have positions from 2**63 on.")

@@ -60,12 +60,9 @@ class Source(Node):
     def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
         return divided(positions, self.length)[1] + starts[id(self.source)]
 
-    @property
-    def traced(self) -> tuple[Any, ...]:
-        return (self.source,)
-
     def occurrences(self, keys: Positions, starts: Mapping[int, int], stop: int) -> Occurrences:
-        own = keys - starts[id(self.source)]
+        # An empty source has no start.
+        own = keys - starts.get(id(self.source), 0)
         rows = np.flatnonzero((own >= 0) & (own < self.length))
         epochs = np.arange(-(-stop // max(1, self.length)) if len(rows) else 0)
         positions = np.add.outer(own[rows], epochs * self.length).ravel()

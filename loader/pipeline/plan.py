@@ -389,7 +389,9 @@ def _stacks(operation: Transformation) -> bool:
 
 
 def keys_in_epochs(pipeline: Pipeline, origins: Origins) -> NDArray[np.int64]:
-    """Returns the keys of records that differ by epoch: the positions in the chain that is the source."""
+    """Returns the positions of records in the chain that is the source: those of an epoch, if its epochs are alike."""
+    if not pipeline.view.differs_by_epoch:
+        return origins.record_key
     num_records, epoch = len(pipeline.source), pipeline.epoch
     epochs = epochs_at(pipeline.order, origins.position)
     if epoch is not None:

@@ -182,6 +182,30 @@ def test_slices_of_an_endless_dataset_share_it_out() -> None:
     assert [read(TEN[start :: 2**70], 1) for start in (0, 3)] == [[TEN[0]], [TEN[3]]]
 
 
+@pytest.mark.parametrize("shuffles", [False, True])
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda endless: endless[1:4],
+        lambda endless: endless.slice([1, 2, 3]),
+        lambda endless: MapDataset.select_from_datasets([endless], [(0, 1), (0, 2), (0, 3)]),
+        lambda endless: endless[1:4].batch(1, batch_fn=list).map(sum),
+    ],
+)
+def test_a_part_of_an_endless_dataset_has_one_epoch(
+    part: Callable[[MapDataset[int]], MapDataset[int]], shuffles: bool
+) -> None:
+    """Its later epochs are positions from 2**63 on: an error with the remedy, one by one and in blocks."""
+    once = MapDataset.range(10).shuffle(seed=0) if shuffles else MapDataset.range(10)
+    dataset = part(once.repeat())
+
+    assert [dataset[position] for position in range(3)] == list(dataset) == list(once[1:4])
+    for read in (lambda: dataset[4], lambda: dataset.__getitems__([0, 4]), lambda: list(dataset.repeat(2))):
+        with pytest.raises(IndexError, match=r"part of an endless dataset .* before \.repeat\(\), or"):
+            read()
+    assert list(dataset.repeat(2, reseed_each_epoch=False)) == 2 * list(dataset)
+
+
 def test_a_slice_may_be_positions() -> None:
     """Positions in any order, also twice or none, are taken from each epoch of the dataset, and resume."""
     shuffled = MapDataset.range(10).shuffle(seed=0)
@@ -531,6 +555,8 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "packer": (lambda: UNTYPED_TEN.apply(Rebatch(2)), TypeError, r"to_iter_dataset\(\)\.apply"),
     "component": (lambda: UNTYPED_TEN.apply(OnlyFor("a", fail_at_seven)), TypeError, r"to_iter_dataset\(\)\.apply"),
     "backwards": (lambda: UNTYPED_TEN.repeat()[::-1], ValueError, "cannot be read backwards"),
+    "from no end": (lambda: UNTYPED_TEN.repeat()[-2:], ValueError, "has no last element"),
+    "to no end": (lambda: UNTYPED_TEN.repeat()[:-2], ValueError, r"slice it before \.repeat\(\)"),
     "a pair": (lambda: UNTYPED_TEN.slice(3), TypeError, r"such as slice\(0, 10\)"),
     "a position of another type": (lambda: UNTYPED_TEN.slice([0.5]), TypeError, "must be an integer, got 0.5"),
     "a mask": (lambda: UNTYPED_TEN.slice(np.ones(10, bool)), TypeError, r"Use np.flatnonzero\(mask\)"),
@@ -542,6 +568,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "negatives": (lambda: UNTYPED_TEN.__getitems__([3, -1]), IndexError, "got -1"),
     "large": (lambda: UNTYPED_TEN[2**63], IndexError, r"below 2\*\*63"),
     "float": (lambda: UNTYPED_TEN[1.5], TypeError, "A position must be an integer, got 1.5 of type float"),
+    "several": (lambda: UNTYPED_TEN[[1, 2]], TypeError, r"got \[1, 2\] of type list\. Write \.slice\(positions\)"),
     "floats": (lambda: UNTYPED_TEN.__getitems__(np.zeros(3)), TypeError, "integer"),
     "table": (lambda: UNTYPED_TEN.__getitems__(np.zeros((2, 2), np.int64)), ValueError, "one-dimensional"),
     "empty": (lambda: UNTYPED.source([])[0], IndexError, "empty: it has no element"),

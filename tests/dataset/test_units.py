@@ -135,3 +135,13 @@ def test_a_split_of_parquet_decodes_as_many_row_groups_as_the_whole(tmp_path: Pa
         assert isinstance(loader.sampler, HierarchicalSampler)
         assert loader.sampler.window_units == source.window_units
         assert sorted(loader) == sorted(chosen.tolist())
+
+
+def test_empty_parts_have_no_units() -> None:
+    """A join with an empty part, with or without units, has the units of the others."""
+    units, records = MapDataset.source(Units()), MapDataset.range(5)
+    for parts in ([units[:0], records], [records, units[:0], records[:0]], [units[:9], records[:0]]):
+        joined = MapDataset.concatenate(parts)
+        assert joined.unit_sizes is not None
+        assert joined.unit_sizes.sum() == len(joined)
+        assert sorted(load(joined, shuffle=True, seed=0, num_epochs=1)) == sorted(joined)
