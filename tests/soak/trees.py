@@ -25,10 +25,12 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
+from support.draw.shares import Elastic, elastic
 from support.draw.streams import Place, Stream, UndecidedError, streams
 from support.everywhere import (
     THREADS,
     assert_same_everywhere,
+    assert_shares_are_the_whole,
     assert_survives_interrupts,
     check_rest,
     in_workers,
@@ -130,10 +132,13 @@ def main() -> None:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(streams(7, fails=True), st.integers(0, 2**32))
-    def check(stream: Stream, number: int) -> None:
-        law(stream, random.Random(number), seen)
-        del stream
+    @given(streams(7, fails=True), elastic(fails=True), st.integers(0, 2**32))
+    def check(stream: Stream, shares: Elastic, number: int) -> None:
+        chance = random.Random(number)
+        law(stream, chance, seen)
+        assert_shares_are_the_whole(shares, chance, [chance.choice(THREADS), in_workers(chance)])
+        seen["shares of chains"] += 1
+        del stream, shares
         check_nothing_is_left(descriptors)
 
     check()

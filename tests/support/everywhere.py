@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from millstream import ReadOptions
+from support.draw.shares import Elastic
 from support.draw.streams import HERE, Place, Stream, UndecidedError, text_of
 from support.faults.interrupted import interrupt_at
+from support.oracle.blame import blamed_for
 from support.processes.process_tree import worker_pids
 
 THREADS = [
@@ -45,7 +47,7 @@ class Reading(NamedTuple):
     has_two_ends: bool = False
 
     def names(self, words: Iterable[str]) -> bool:
-        """Returns True if each of some words is in the notes."""
+        """Returns True if each of some words, which are patterns, is in the notes."""
         return all(any(re.search(rf"\b{word}\b", note) for note in self.notes) for word in words)
 
 
@@ -61,7 +63,8 @@ def state_of(iterator: Any) -> Any:
 def read(iterator: Any, limit: int | None = None, act: Act | None = None) -> Reading:
     """Reads up to some elements. An error comes again if the element is asked for again."""
     values: list[Any] = []
-    error, states, notes = None, [state_of(iterator)], ()
+    error, states = None, [state_of(iterator)]
+    notes: tuple[str, ...] = ()
     while error is None and (limit is None or len(values) < limit):
         if act is not None:
             act(iterator)
@@ -162,6 +165,50 @@ def assert_same_everywhere(
             iterator.set_state(whole.last)
             check_rest(read(iterator, 1), whole, len(values), 1, named)
     return len(datasets) + 3 * min(len(whole.states), 6)
+
+
+def assert_shares_are_the_whole(elastic: Elastic, chance: random.Random, places: Sequence[Place]) -> None:
+    """Checks that the shards of a chain, laid end to end, are its global batches, for any number of shards.
+
+    Each shard is read in one of the places, up to its own error if it has one. All have the same states, from which any
+    shard of any number resumes.
+    """
+    size = elastic.global_batch
+    states = read_shard(elastic, 0, 1, HERE)[1]
+    for count in chance.sample([count for count in (1, 2, 3, 4, 6) if size % count == 0], 1):
+        for index in range(count):
+            found, own = read_shard(elastic, index, count, place := chance.choice([HERE, *places]))
+            common = min(len(own), len(states))
+            assert own[:common] == states[:common], place
+            states = max(own, states, key=len)
+            step = chance.randrange(len(states))
+            resumed, _ = read_shard(elastic, index, count, chance.choice([HERE, *places]), states[step])
+            assert resumed == found[step:]
+
+
+def read_shard(
+    elastic: Elastic, index: int, count: int, place: Place, state: Any = None
+) -> tuple[list[list[int]], list[Any]]:
+    """Returns the batches of a shard and its states, from a state on, after comparing them with the oracle."""
+    expected: list[list[int]] = []
+    error: str | None = None
+    named: tuple[str, ...] = ()
+    try:
+        expected.extend(elastic.batches(index, count))
+    except Exception as failure:  # noqa: BLE001  (any may be planted)
+        error, named = text_of(failure), blamed_for(failure)
+    with elastic.shard(index, count, place) as iterator:
+        if state is not None:
+            iterator.set_state(state)
+        begin = iterator.step
+        assert len(iterator) == elastic.chain.oracle.length // elastic.global_batch - begin
+        found = read(iterator)
+    values = [batch.tolist() for batch in found.values]
+    assert values == expected[begin:], place
+    if begin <= len(expected):
+        assert found.error == error, place
+        assert error is None or found.names(named), (named, found.notes, place)
+    return values, found.states
 
 
 def position_of(iterator: Any, dataset: Any, whole: Reading) -> int:

@@ -46,7 +46,8 @@ def loader_of(pipeline: Pipeline, **options: Any) -> millstream.DataLoader:
 
 def expected_of(pipeline: Pipeline) -> tuple[list[object], type[BaseException] | None]:
     """Returns the elements of the oracle, in comparable form, and the type of the error that ends them."""
-    return drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard))
+    source, sampler = pipeline.plain or (pipeline.source, pipeline.sampler)
+    return drain(oracle(source, sampler, pipeline.operations, pipeline.shard))
 
 
 def with_epochs(pipeline: Pipeline, num_epochs: int) -> Pipeline:

@@ -100,12 +100,17 @@ class FailOn(Map):
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """Everything that decides a stream."""
+    """Everything that decides a stream.
 
-    source: range
+    Attributes:
+        plain: the source and the sampler for the oracle, if those of the loader do more than it may use.
+    """
+
+    source: Any
     sampler: IndexSampler
     operations: tuple[Transformation, ...]
     shard: ShardOptions
+    plain: tuple[Any, Any] | None = dataclasses.field(default=None, repr=False)
 
 
 one_to_one_operations = st.one_of(
