@@ -42,6 +42,7 @@ from millstream.samplers import Sampler
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.sources.base import fixed_source
+from millstream.sources.source_checks import check_readable
 from millstream.transforms import Transformation
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         max_errors: int | None = MAX_ERRORS,
         worker_init_fn: Callable[[int, int], object] | None = None,
     ) -> None:
+        check_readable(data_source, "data_source")
         tolerance = Tolerance.of(on_error, max_errors)
         self._origin = Origin({"source": data_source}, sampler, check_operations(operations))
         copies: Any = snapshot_of([sampler, *self._origin.operations])

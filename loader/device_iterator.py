@@ -191,7 +191,7 @@ def device_put(
     return DeviceIterator(
         getattr(iterator, "_with_own_states", lambda: iterator)(),
         Placement(device, getattr(iterator, "shard_options", None)),
-        as_integer(buffer_size, "buffer_size", 1),
+        as_integer(buffer_size, "buffer_size", 1, 1 << 16),
         agrees=ends == AGREE,
     )
 

@@ -205,7 +205,7 @@ def _order(source: Any, *, shuffle: bool, num_epochs: int | None, seed: int | No
 
 def _nth_seed(seed: int | None, number: int) -> int | None:
     """Returns the seed of a component: components with the same seed would draw the same numbers."""
-    if seed is None or not 0 <= as_integer(seed, "seed") < SEED_LIMIT:
+    if seed is None or not 0 <= as_integer(seed, "seed", maximum=None) < SEED_LIMIT:
         return seed  # The sampler raises the error.
     return derive_seed(seed, Purpose.COMPONENT, number)
 

@@ -81,6 +81,7 @@ class BalancedSampler(Order):
 
     @named_arguments()
     def __init__(self, order: Any, *, costs: Any, global_batch_size: int, parts: int) -> None:
+        vectorised(order)  # which refuses anything but a sampler
         self.order = order
         self.global_batch_size = as_integer(global_batch_size, "global_batch_size", minimum=1, maximum=1 << 62)
         if has_varying_batches(order):

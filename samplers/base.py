@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeGuard, cast, runtime_che
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.core.checks import is_listed, is_scalar
 from millstream.core.randomness import as_seed, generator
 from millstream.core.segments import Segments
 from millstream.core.signals import is_from_signal_handler
@@ -154,8 +155,8 @@ def vectorised(sampler: object) -> "VectorisedSampler | AdaptedSampler":
                 f"{type(sampler).__name__} lacks {', '.join(missing)}."
             )
         ready: Any = sampler
-    elif not hasattr(sampler, "record_keys") and not hasattr(sampler, "__getitem__"):
-        keys = f" {_KEYS_REMEDY.format('keys = list(sampler)')}" if hasattr(sampler, "__iter__") else ""
+    elif not hasattr(sampler, "record_keys") and (not hasattr(sampler, "__getitem__") or is_scalar(sampler)):
+        keys = f" {_KEYS_REMEDY.format('keys = list(sampler)')}" if is_listed(sampler) else ""
         raise TypeError(
             f"A sampler must have __getitem__(position) -> RecordMetadata, or record_keys(start, stop); "
             f"got {type(sampler).__name__}, which has neither.{keys}"

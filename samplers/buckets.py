@@ -7,7 +7,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.core.checks import as_boundaries, as_flag, as_integer, named_arguments
+from millstream.core.checks import as_boundaries, as_flag, as_integer, is_listed, named_arguments
 from millstream.core.randomness import Purpose, derive_seed, derive_seeds
 from millstream.samplers.base import checked_positions
 from millstream.samplers.order import EpochSampler, KeyGroups, equal_to, whole_numbers
@@ -222,7 +222,7 @@ class BucketSampler(EpochSampler):
 
 
 def _checked_sizes(given: Any, num_classes: int) -> tuple[int, ...]:
-    is_sequence = isinstance(given, Sequence | np.ndarray) and not isinstance(given, str)
+    is_sequence = isinstance(given, Sequence | np.ndarray) and is_listed(given)
     values = list(given) if is_sequence else [given]
     if is_sequence and len(values) != num_classes:
         raise ValueError(

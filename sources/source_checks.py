@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from millstream import grain_kinds
+from millstream.core.checks import is_listed, is_scalar
 from millstream.core.direct_copies import DirectCopies
 from millstream.sources.base import HeldRecords, is_held, is_mapped
 
@@ -220,8 +221,8 @@ def check_readable(source: Any, name: str) -> None:
     """Raises unless the value is a source, which may have no records. The arguments are those of `check_source`."""
     if advice := advice_for(source):
         raise TypeError(f"{name} must be a source of records, got {type(source).__name__}: {advice}")
-    is_readable = hasattr(source, "__len__") and hasattr(source, "__getitem__")
-    if not is_readable and hasattr(source, "__iter__"):
+    is_readable = hasattr(source, "__len__") and hasattr(source, "__getitem__") and not is_scalar(source)
+    if not is_readable and is_listed(source):
         raise TypeError(
             f"{name} must have len(source) and source[key], got {type(source).__name__}, which is read in order. Write "
             "millstream.IterDataset.source(stream).batch(n) to iterate over batches of it, or pass a list."
@@ -252,7 +253,7 @@ def checked_columns(columns: Any) -> tuple[str, ...] | None:
     """Returns the argument `columns` as a tuple: at least one name, each once, or None for all columns."""
     if columns is None:
         return None
-    if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
+    if not is_listed(columns) or not all(isinstance(name, str) for name in columns):
         raise TypeError(f"columns must be a sequence of names, or None for all columns, got {columns!r}.")
     if not len(set(columns)) == len(columns) > 0:
         raise ValueError(f"columns must be different names, at least one, or None for all columns, got {columns!r}.")

@@ -4,7 +4,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -46,6 +46,64 @@ def test_other_values_are_refused(check: Callable[..., Any], value: Any, error: 
     """A value merely like an integer, a flag or a time is an error with the name, the rule and the value."""
     with pytest.raises(error, match=re.escape(f"name {rule}")):
         check(value, "name")
+
+
+ORDER = millstream.IndexSampler(4, seed=0)
+
+# Each argument that may be several values.
+LISTS: list[tuple[Callable[[Any], object], str]] = [
+    (millstream.load, "data_source must"),
+    (lambda value: millstream.load([1, 2], weights=value, seed=0), "weights must"),
+    (lambda value: millstream.load({"a": [1]}, weights=value), "weights must"),
+    (lambda value: millstream.DataLoader(data_source=value, sampler=ORDER), "data_source must"),
+    (lambda value: millstream.DataLoader(data_source=[1], sampler=value), "A sampler must"),
+    (lambda value: millstream.MixtureSampler([ORDER], value), "weights must"),
+    (lambda value: millstream.MixtureSampler([ORDER], [1], changes=value), "changes must"),
+    (lambda value: millstream.BalancedSampler(value, costs=[1], global_batch_size=2, parts=2), "A sampler must"),
+    (lambda value: millstream.BucketSampler([1, 2], value, global_batch_size=1), "boundaries must"),
+    (lambda value: millstream.IndexSampler(1, keys=value), "keys must"),
+    (lambda value: millstream.WindowDataSource(value, 1), "source must"),
+    (millstream.MapDataset.source, "source must"),
+    (millstream.JsonLinesDataSource, "paths must"),
+    (lambda value: millstream.TokenDataSource(value, 2), "paths must"),
+    (lambda value: millstream.BucketBatch(value, [1], "x"), "boundaries must"),
+    (lambda value: millstream.BucketBatch([1], value, "x"), "batch_sizes must"),
+    (lambda value: millstream.BucketBatch([1], [1], value), "feature must"),
+    (lambda value: next(iter(millstream.load([value], transformations=[FlatMap(np.copy, 2)]))), "flat_map must"),
+]
+
+
+@pytest.mark.parametrize(("call", "text"), LISTS)
+@pytest.mark.parametrize("value", [np.array(3), np.float32(3)], ids=["array", "number"])
+def test_a_number_of_numpy_is_no_list(call: Callable[[Any], object], text: str, value: Any) -> None:
+    """An array of shape () has the methods of a list, which raise errors that name no argument."""
+    with pytest.raises((TypeError, ValueError), match=f"^{text} "):
+        call(value)
+
+
+def test_a_source_without_a_length_is_refused_before_it_is_described() -> None:
+    """By the name of the argument, whatever its class."""
+
+    class InOrder:
+        def __iter__(self) -> Any: ...
+
+    with pytest.raises(TypeError, match=r"^data_source must have len.*Write millstream.IterDataset"):
+        millstream.DataLoader(data_source=cast("Any", InOrder()), sampler=ORDER)
+
+
+def test_an_integer_that_no_array_holds_is_refused_by_its_name() -> None:
+    """Positions and sizes are in arrays of int64. A buffer of that many batches would be filled without an end."""
+    loader = millstream.load([1, 2], batch_size=1)
+    calls: list[Callable[[int], object]] = [
+        lambda value: millstream.WeightedSampler([1, 2], seed=0).reweighted(value, [1, 2]),
+        lambda value: millstream.WindowDataSource([1, 2], value),
+        lambda value: iter(loader).seek(value),
+        lambda value: millstream.device_put(iter(loader), buffer_size=value),
+        lambda value: millstream.ReadOptions(num_threads=value),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"^(position|size|step|buffer_size|num_threads) must be at most"):
+            call(10**30)
 
 
 # Each constructor and function of the façade whose arguments are checked by name, with enough of them to be called.

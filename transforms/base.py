@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, SupportsIndex, overloa
 
 import numpy as np
 
-from millstream.core.checks import as_flag, as_integer, named_arguments
+from millstream.core.checks import as_flag, as_integer, is_scalar, named_arguments
 from millstream.core.descriptions import described, function_name
 from millstream.core.signals import cannot_wait
 
@@ -390,8 +390,11 @@ def check_yields_nothing(name: str, function: object) -> None:
 
 
 def children_of(flat_map: Any, limit: int, element: Any) -> list[Any]:
+    found = flat_map.flat_map(element)
+    if not hasattr(found, "__iter__") or is_scalar(found):
+        raise TypeError(f"flat_map must return a list of elements, got {found!r:.80} of type {type(found).__name__}.")
     # One more than allowed is enough to detect an error; a generator may be endless.
-    children = list(itertools.islice(flat_map.flat_map(element), limit + 1))
+    children = list(itertools.islice(found, limit + 1))
     if len(children) > limit:
         raise ValueError(
             f"flat_map must return at most max_fan_out = {limit} elements, got more. Set max_fan_out to the maximum "

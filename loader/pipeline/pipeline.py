@@ -29,7 +29,7 @@ from millstream.samplers.base import (
 from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
 from millstream.sources import DataSource
 from millstream.sources.base import LoaderView, loader_view
-from millstream.sources.source_checks import check_no_columns, check_readable
+from millstream.sources.source_checks import check_no_columns
 from millstream.transforms import Batch, OnlyFor, Pack, Transformation, WithComponent
 from millstream.transforms.base import numbers_of, paths_of
 from millstream.transforms.given import as_transformation
@@ -126,7 +126,6 @@ class Pipeline:
         tolerance: Tolerance | None = None,
     ) -> Self:
         """Checks a user's arguments. With `shard_options=None`, the sampler has the shard, or there is one only."""
-        check_readable(source, "data_source")
         check_no_columns(source)
         if not len(source):
             warn(f"data_source has no record, got an empty {type(source).__name__}: the loader yields nothing.")

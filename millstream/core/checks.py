@@ -5,7 +5,7 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Mapping
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,11 @@ Class = TypeVar("Class", bound=type)
 Options = TypeVar("Options")
 
 
-def as_integer(value: object, name: str, minimum: int | None = None, maximum: int | None = None) -> int:
+LARGEST_INTEGER = (1 << 63) - 1
+"""The largest integer of an int64 array, which counts of records, positions and bytes are in."""
+
+
+def as_integer(value: object, name: str, minimum: int | None = None, maximum: int | None = LARGEST_INTEGER) -> int:
     """Returns a plain int from `minimum` to `maximum`. NumPy's integers are integers; booleans and floats are not."""
     try:
         integer = operator.index(value)  # type: ignore[arg-type]  # what has no index raises TypeError
@@ -145,9 +149,19 @@ def _not_an_integer(value: object, name: str) -> str:
     return f"{name} must be an integer, got {value!r} of type {type(value).__name__}."
 
 
-def as_boundaries(value: object) -> tuple[int, ...]:
+def is_scalar(value: object) -> bool:
+    """Returns True for NumPy's numbers and arrays of shape (): they have the methods of lists, which raise."""
+    return getattr(value, "ndim", None) == 0
+
+
+def is_listed(value: object) -> bool:
+    """Returns True if a value can be iterated, and is not a text."""
+    return hasattr(value, "__iter__") and not isinstance(value, str | bytes) and not is_scalar(value)
+
+
+def as_boundaries(value: Any) -> tuple[int, ...]:
     """Returns the largest lengths of classes of lengths: plain ints from 1 on, ascending."""
-    if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
+    if not is_listed(value):
         raise TypeError(f"boundaries must be a list of integers, one per bucket, got {value!r}.")
     boundaries = [as_integer(one, f"boundaries[{row}]", minimum=1) for row, one in enumerate(value)]
     if not boundaries or sorted(set(boundaries)) != boundaries:

@@ -41,7 +41,7 @@ SEED_LIMIT = 1 << 64
 
 def as_seed(value: object, name: str = "seed") -> int:
     """Returns a seed, or another component of a stream's key, as a plain int; refuses anything else."""
-    seed = as_integer(value, name)
+    seed = as_integer(value, name, maximum=None)
     if not 0 <= seed < SEED_LIMIT:
         raise ValueError(f"{name} must be between 0 and 2**64 - 1, got {seed}.")
     return seed

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.core.checks import as_integer
+from millstream.core.checks import as_integer, is_listed
 from millstream.samplers.base import POSITION_LIMIT
 from millstream.samplers.mixtures.proportions import earliest_position, proportions
 from millstream.samplers.order import by_number
@@ -348,7 +348,7 @@ class Mixing:
 
 def checked_changes(changes: Any) -> list[tuple[Any, Any]]:
     rule = "changes must be pairs of a position and weights, positions ascending"
-    if isinstance(changes, (str, bytes, Mapping)) or not hasattr(changes, "__iter__"):
+    if isinstance(changes, Mapping) or not is_listed(changes):
         raise TypeError(f"{rule}, got {type(changes).__name__}.")
     pairs = [tuple(change) if isinstance(change, list | tuple) else (change,) for change in changes]
     for before, change in itertools.pairwise([(-1, None), *pairs]):
@@ -383,7 +383,7 @@ def checked_weights(
                 + (" To add one by reweighted, pass its sampler: samplers={name: sampler}." if unknown else "")
             )
         weights = [weights.get(name, 0) for name in names]
-    if isinstance(weights, (str, bytes)) or not hasattr(weights, "__len__") or not hasattr(weights, "__iter__"):
+    if not is_listed(weights) or not hasattr(weights, "__len__"):
         raise TypeError(f"weights must be a list of numbers, or a mapping from names to numbers, got {weights!r}.")
     if len(weights) != len(names):
         raise ValueError(f"weights must have one number for each of the {len(names)} components, got {len(weights)}.")

@@ -13,9 +13,10 @@ import operator
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, final, runtime_checkable
 
+from millstream.core.checks import is_listed
 from millstream.errors import DataSourceError
 from millstream.sources.digests import digest
 from millstream.sources.files.progress import Progress
@@ -163,7 +164,7 @@ def resolve_paths(paths: Any, kind: str, *, ignore_case: bool = False) -> list[F
             "paths must have an order, because it is the order of the records, but the order of a set differs between "
             "processes. Pass sorted(paths)."
         )
-    if isinstance(paths, bytes) or not isinstance(paths, Iterable):
+    if not is_listed(paths):
         raise TypeError(f"paths must be a path or a sequence of paths, got {type(paths).__name__}.")
     ranges = [file for path in paths for file in _resolve(path, kind, ignore_case=ignore_case)]
     if not ranges:

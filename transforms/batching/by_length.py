@@ -8,7 +8,14 @@ from typing import Any, ClassVar, SupportsIndex, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.core.checks import as_boundaries, as_flag, as_integer, as_integer_or_none, named_arguments
+from millstream.core.checks import (
+    as_boundaries,
+    as_flag,
+    as_integer,
+    as_integer_or_none,
+    is_listed,
+    named_arguments,
+)
 from millstream.core.columnar import Allocate
 from millstream.core.segments import Segments
 from millstream.transforms.base import Map
@@ -56,7 +63,7 @@ class PadTo(Map):
     ) -> None:
         self.boundaries: tuple[int, ...] | None = None
         lengths: Any = length_struct
-        if not isinstance(length_struct, Mapping | str) and hasattr(length_struct, "__iter__"):
+        if not isinstance(length_struct, Mapping) and is_listed(length_struct):
             self.boundaries = as_boundaries(length_struct)
             lengths = dict.fromkeys(_names_of("tokens" if feature is None else feature), self.boundaries[-1])
         elif feature is not None:
@@ -117,7 +124,7 @@ def masks_of(
 
 def _names_of(features: object) -> tuple[str, ...]:
     names = (features,) if isinstance(features, str) else features
-    if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, Collection) or not is_listed(names) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"feature must be a name or a list of names, got {features!r}.")
     return tuple(names)
 
@@ -308,7 +315,7 @@ class BucketBatch(GroupingOperation):
         mask: bool = False,
     ) -> None:
         self.boundaries = list(as_boundaries(boundaries))
-        if not hasattr(batch_sizes, "__iter__"):
+        if not is_listed(batch_sizes):
             raise TypeError(f"batch_sizes must be a list of integers, one per bucket, got {batch_sizes!r}.")
         self.batch_sizes = [as_integer(one, f"batch_sizes[{row}]", minimum=1) for row, one in enumerate(batch_sizes)]
         if len(self.boundaries) != len(self.batch_sizes):
