@@ -44,13 +44,13 @@ _BEFORE = "before .to_iter_dataset(), on the MapDataset"
 
 OF_STREAMS = {
     "enumerate": "Write .map_with_index(lambda index, element: (index, element)).",
-    "padded_batch": "Write .apply(millstream.PaddedBatch(...)).",
+    "padded_batch": "Write .map(millstream.PadTo({'tokens': n})).batch(m).",
     "select": f"Write .slice(positions) {_BEFORE}.",
     "shard": f"Write .shard(index, count) {_BEFORE}, or use millstream.load with shard_options.",
     "shuffle": f"Write .shuffle(seed=0) {_BEFORE}, or .window_shuffle(n, seed=0).",
     "slice": f"Write .slice(...) {_BEFORE}.",
     "to_iter_dataset": "It is a stream already.",
-    "unbatch": "Write .flat_map(list, max_fan_out=n).",
+    "unbatch": "Write .flat_map(function, max_fan_out=n), with a function that returns the elements of a batch.",
     "with_options": 'Write .options(on_error="skip").',
 }
 """Methods of other libraries that streams do not have, with what to write instead."""
@@ -62,14 +62,14 @@ OF_MAP_DATASETS = {
     "interleave": "Write MapDataset.mix([dataset, another]).",
     "mp_prefetch": "Write .to_iter_dataset().mp_prefetch(n).",
     "options": 'Write .to_iter_dataset().options(on_error="skip").',
-    "padded_batch": "Write .to_iter_dataset().apply(millstream.PaddedBatch(...)).",
+    "padded_batch": "Write .map(millstream.PadTo({'tokens': n})).batch(m).",
     "prefetch": "Write .to_iter_dataset(millstream.ReadOptions(num_threads=n)).",
     "rebatch": "Write .to_iter_dataset().rebatch(n).",
     "select": "Write .slice(positions).",
     "skip": "Write [n:].",
     "take": "Write [:n].",
-    "train_test_split": "Write .slice(positions) for each part.",
-    "unbatch": "Write .flat_map(list, max_fan_out=n).",
+    "train_test_split": 'Write millstream.split(dataset, {"train": 0.9, "test": 0.1}, seed=0).',
+    "unbatch": "Write .flat_map(function, max_fan_out=n), with a function that returns the elements of a batch.",
     "with_options": 'Write .to_iter_dataset().options(on_error="skip").',
 }
 """Methods of other libraries that MapDatasets do not have, with what to write instead."""
