@@ -16,13 +16,12 @@ from millstream.dataset.chain_rendering import content_marks_of, fingerprint_of
 from millstream.dataset.iterators.running import FixedChain
 from millstream.dataset.nodes.element_nodes import Filtered, OperationNode, Split
 from millstream.dataset.nodes.joining_nodes import starts_of
-from millstream.dataset.nodes.lowering import origin_of
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions
 from millstream.dataset.nodes.source_node import Own
 from millstream.loader.pipeline.order import ChunkCache
 from millstream.samplers.order import Occurrences
 from millstream.sources import ConcatenatedDataSource
-from millstream.sources.base import LoaderView, RecordKeys
+from millstream.sources.base import LoaderView, RecordKeys, checked_record_key
 
 LOCATED_RECORDS: Final = 15_360
 """Approximate number of records located in one call: a larger number is no cheaper per record, and takes longer."""
@@ -218,17 +217,17 @@ class NodeSource:
         return "".join(node.text for node in reversed(nodes))
 
     def _origin_at(self, position: int) -> tuple[Any, int] | None:
-        """Returns the source and the record key of an element; None if the chain reorders, or has several sources."""
-        found = origin_of(node_of(self))
-        return None if found is None else (found[0], int(found[1](position)))
+        """Returns the source and the record key of an element; None if epochs differ, or it has several records."""
+        origins = NodeOrigins.fixed(node_of(self))
+        return None if origins is None else (origins.source, origins.record_key(position))
 
     def _of_source(self, name: str) -> Any:
         """Returns the `classes` or `locate` of the source, so that a held-out part has them; None if it has none."""
-        found = None if self._node is None else origin_of(node_of(self))
-        if found is None or not hasattr(found[0], name):
+        origins = None if self._node is None else NodeOrigins.fixed(node_of(self))
+        if origins is None or origins.is_joined or not hasattr(origins.source, name):
             return None
-        own, keys_at = getattr(found[0], name), found[1]
-        return own if name == "classes" else lambda positions: own(keys_at(positions))
+        own = getattr(origins.source, name)
+        return own if name == "classes" else lambda key: own(origins.record_key(checked_record_key(key, len(self))))
 
     def _loader_view(self) -> LoaderView:
         node = node_of(self)
@@ -270,11 +269,20 @@ class NodeOrigins:
     def __init__(self, node: Node) -> None:
         self._node = node
         sources = node.traced or ()
-        self.source = sources[0] if len(sources) == 1 else ConcatenatedDataSource(sources)
+        self.is_joined = len(sources) != 1
+        self.source = ConcatenatedDataSource(sources) if self.is_joined else sources[0]
         self._starts = starts_of(sources)
+
+    @classmethod
+    def fixed(cls, node: Node) -> "NodeOrigins | None":
+        """Returns the records that are the same in each epoch; None if they differ, or an element has several."""
+        return cls(node) if node.traced and not node.reordering else None
 
     def record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         return self._node.record_keys(positions, self._starts)
+
+    def record_key(self, position: int) -> int:
+        return int(self.record_keys(np.array([position]))[0])
 
     def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
         return self._node.occurrences(keys, self._starts, stop)

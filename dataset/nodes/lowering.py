@@ -4,13 +4,11 @@ Its records are then read, and shared with workers, like those of a DataLoader, 
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.dataset.nodes.element_nodes import ElementNode
 from millstream.dataset.nodes.index_nodes import IndexNode
 from millstream.dataset.nodes.node import ENDLESS, Node, divided
 from millstream.dataset.nodes.source_node import Source
@@ -121,24 +119,3 @@ def _without_source(nodes: list[IndexNode], num_records: int) -> tuple[IndexNode
         parent = dataclasses.replace(node, parent=parent)
         rebuilt.append(parent)
     return tuple(reversed(rebuilt))
-
-
-def origin_of(node: Node) -> tuple[Any, Callable[[Any], Any]] | None:
-    """Returns the source of a chain, and a function from positions in its first epoch to record keys.
-
-    None if elements are not one record each, come from several sources, or in another order in each epoch.
-    """
-    *steps, source = node.line()
-    if not isinstance(source, Source) or any(
-        step.reorders or not isinstance(step, IndexNode | ElementNode) for step in steps
-    ):
-        return None
-
-    def keys_at(positions: Any) -> Any:
-        found = np.asarray(positions, np.int64).reshape(-1)
-        for step in steps:
-            if isinstance(step, IndexNode):
-                found = step.parent_positions(found)
-        return int(found[0]) if np.ndim(positions) == 0 else found
-
-    return source.source, keys_at

@@ -612,8 +612,8 @@ def test_methods_of_other_libraries_are_errors_with_the_remedy(dataset: Any, nam
     assert getattr(dataset, name, None) is None
     for path in re.findall(r"millstream\.([A-Za-z_.]+)", remedy):
         operator.attrgetter(path)(millstream)
-    for name in re.findall(r"\.(?:map|apply)\(millstream\.([A-Za-z]+)", remedy):
-        assert issubclass(getattr(millstream, name), millstream.transforms.Transformation)
+    for operation in re.findall(r"\.(?:map|apply)\(millstream\.([A-Za-z]+)", remedy):
+        assert issubclass(getattr(millstream, operation), millstream.transforms.Transformation)
     known = set(dir(MapDataset)) | set(dir(IterDataset))
     assert set(re.findall(r"(?<![\w])\.([a-z_]+)\(", remedy)) <= known
 

@@ -64,7 +64,7 @@ def test_names_keep_their_part_in_each_version_of_python() -> None:
 
 
 def test_a_part_keeps_classes_files_and_units(tmp_path: Path) -> None:
-    """Also after a map, in a mixture, and of a part; a chain that reorders has no files, as a key is no record."""
+    """Also after a map, in a mixture, of a part, and of joined parts; a chain that reorders has none: a key is none."""
     images = image_folder(tmp_path)
     parts = millstream.split(images, {"train": 0.5, "val": 0.5}, seed=0)
     part: Any = parts["val"].map(dict)[1:]
@@ -76,6 +76,16 @@ def test_a_part_keeps_classes_files_and_units(tmp_path: Path) -> None:
     located = made.locate([2, len(part)])
     assert (located[0].component, located[0].file) == ("a", part.locate(2)[0])
     assert (located[1].component, located[1].file, located[1].record) == ("b", None, 0)
+    for wrong in (-1, len(part)):
+        with pytest.raises(IndexError, match="record_key must be between 0 and"):
+            part.locate(wrong)
+    both: Any = MapDataset.concatenate([part[2:], part[:2]])
+    assert both.classes == images.classes
+    assert both.locate(0) == part.locate(2)
+    others = MapDataset.concatenate([MapDataset.source([1, 2]), part])
+    (found,) = millstream.load(others).locate([3])
+    assert (found.component, found.file) == (1, part.locate(1)[0])
+    assert not hasattr(others, "locate")
     shuffled: Any = parts["val"].shuffle(seed=0)
     assert not hasattr(shuffled, "locate")
     assert not hasattr(MapDataset.range(3), "classes")
