@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Self, final
 
 from millstream.dataset.iterators.running import FixedChain, WarmWorkers
-from millstream.dataset.stream_steps import NO_WORKERS, Read, StreamStep
+from millstream.dataset.stream_steps import NO_THREADS, NO_WORKERS, Ahead, Join, Operate, Read, StreamStep
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.shared_threads import joint_threads, min_buffer_bytes
 from millstream.transforms import Transformation
@@ -38,13 +38,14 @@ class Chain:
         operations: list[Transformation] = []
         workers, reading, num_local, local_reading, has_boundary = NO_WORKERS, None, 0, None, False
         while not step.is_leaf:
-            operations += step.operations
-            if (ahead := step.prefetching) is not None:
-                if operations and ahead.is_boundary and not has_boundary:
+            if isinstance(step, Operate):
+                operations.append(step.operation)
+            elif isinstance(step, Ahead):
+                if operations and step.is_boundary and not has_boundary:
                     num_local, local_reading, reading = len(operations), reading, None
-                has_boundary = has_boundary or ahead.is_boundary
-                workers = workers if workers.num_workers or workers.chooses_workers else ahead.workers
-                reading = reading or ahead.reading
+                has_boundary = has_boundary or step.is_boundary
+                workers = workers if workers.num_workers or workers.chooses_workers else step.workers
+                reading = reading or step.reading
             (step,) = step.above
         return cls(step, tuple(reversed(operations)), workers, reading, num_local, local_reading)
 
@@ -108,4 +109,6 @@ def _requested_reading(stream: Any) -> ReadOptions:
     chain = Chain.of(stream)
     if chain.reading is not None:
         return chain.reading
-    return chain.leaf.requested_reading or joint_reading(chain.leaf.above)
+    if chain.read is not None:
+        return chain.read.reading
+    return joint_reading(chain.leaf.above) if isinstance(chain.leaf, Join) else NO_THREADS

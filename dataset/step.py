@@ -17,8 +17,6 @@ class Step(abc.ABC):
 
     given_seed: int | None = None
     """The seed for the random operations after it; None if it sets none."""
-    own_options: Any = None
-    """The `DatasetOptions` for the steps up to here; None if it sets none."""
     drawing_seed: int | None = None
     """The seed of the random map that it is; None for any other step."""
 

@@ -40,21 +40,6 @@ class StreamStep(Step):
     def parents(self) -> tuple[Any, ...]:
         return self.above
 
-    @property
-    def operations(self) -> tuple[Transformation, ...]:
-        """The operation that it is, in a tuple; empty for any other step."""
-        return ()
-
-    @property
-    def prefetching(self) -> "Ahead | None":
-        """The step itself if it determines where the operations before it run; otherwise None."""
-        return None
-
-    @property
-    def requested_reading(self) -> ReadOptions | None:
-        """The threads that a leaf requests; None for those that the steps before it request."""
-        return NO_THREADS
-
     @functools.cached_property
     def reads_in_threads(self) -> bool:
         """True if it runs only in this process, in threads of the library or its own.
@@ -92,10 +77,6 @@ class Read(StreamStep):
         step = cls((step_of(source),), source, options, allow_nones)
         handed = vars(source).get(HANDED)
         return step if handed is None else WithOptions((step,), handed)
-
-    @property
-    def requested_reading(self) -> ReadOptions:
-        return self.reading
 
     def without_threads(self, above: Sequence[Step]) -> Step:
         return dataclasses.replace(self, above=tuple(above), reading=NO_THREADS)
@@ -197,10 +178,6 @@ class Operate(StreamStep):
         return cls((parent,), operation)
 
     @property
-    def operations(self) -> tuple[Transformation, ...]:
-        return (self.operation,)
-
-    @property
     def drawing_seed(self) -> int | None:  # type: ignore[override]  # a constant of each step
         return self.operation.seed if isinstance(self.operation, SeededRandomMap) else None
 
@@ -245,10 +222,6 @@ class WithOptions(StreamStep):
     options: DatasetOptions
 
     @property
-    def own_options(self) -> DatasetOptions:
-        return self.options
-
-    @property
     def text(self) -> str:
         given = [f"{name}={getattr(self.options, name)!r}" for name in self.options.given]
         return f".options({', '.join(given)})"
@@ -261,14 +234,15 @@ def options_of(step: Step, outer: DatasetOptions) -> DatasetOptions:
     """
     options = outer
     while True:
-        if step.own_options is not None:
-            options = options.merge(step.own_options)
+        if isinstance(step, WithOptions):
+            options = options.merge(step.options)
         parents = step.parents
         if len(parents) != 1:
             return options
         (step,) = parents
 
 
+@final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ahead(StreamStep):
     """The same elements, prefetched by processes or threads.
@@ -282,10 +256,6 @@ class Ahead(StreamStep):
     workers: MultiprocessingOptions = NO_WORKERS
     reading: ReadOptions | None = None
     is_boundary: bool = False
-
-    @property
-    def prefetching(self) -> "Ahead":
-        return self
 
     @functools.cached_property
     def reads_in_threads(self) -> bool:
@@ -306,8 +276,6 @@ class Ahead(StreamStep):
 
 class Join(Leaf):
     """Elements drawn from other streams, which share one set of threads or workers."""
-
-    requested_reading = None
 
     @abc.abstractmethod
     def opened(self, open_below: OpenBelow) -> JoinedInput: ...
