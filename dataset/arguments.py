@@ -20,7 +20,7 @@ from millstream.dataset.nodes.joining_nodes import warn_of_proportions
 from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.step import Step, folded
 from millstream.loader.threads.options import MultiprocessingOptions, available_cores
-from millstream.transforms import FlatMap, Map, Transformation
+from millstream.transforms import Transformation
 from millstream.transforms.given import adopted_operation, as_transformation
 
 Operation = TypeVar("Operation", bound=Transformation)
@@ -134,35 +134,19 @@ def only_parent(node: Any) -> Any:
     return parents[0]
 
 
-def as_operation(given: Any, kind: type[Operation]) -> Operation:
-    """Returns an operation of a kind: `given` itself, or a new one for a function."""
+def as_operation(given: Any, kind: type[Operation], **options: Any) -> Operation:
+    """Returns an operation of a kind: `given` itself, which has its own options, or one for a function with these."""
     given = adopted_operation(given) or given
-    if _is_operation(given):
-        operation = as_transformation(given)
-        if not isinstance(operation, kind):
-            raise TypeError(f"Expected a {kind.__name__} or a function, got {given!r}. Use .apply({given!r}).")
-        return operation
-    return kind(given)  # type: ignore[call-arg]  # each kind has a constructor for a function
-
-
-def as_map(given: Any, *, batched: bool) -> "Map[Any, Any]":
-    if not batched:
-        return as_operation(given, Map)
-    if isinstance(given, Transformation) or adopted_operation(given) is not None:
-        raise TypeError(f"batched=True needs a function, got {described(given)}: a Map says itself if it is batched.")
-    return Map(given, batched=batched)
-
-
-def as_flat_map(given: Any, max_fan_out: SupportsIndex | None) -> "FlatMap[Any, Any]":
-    given = adopted_operation(given) or given
-    if _is_operation(given):
-        return as_operation(given, FlatMap)
-    return FlatMap(given, max_fan_out)  # type: ignore[arg-type]  # which refuses None
-
-
-def _is_operation(given: Any) -> bool:
-    """True for an operation, and for a class of them, which is a mistake. `list` is a function."""
-    return isinstance(given, Transformation) or (isinstance(given, type) and issubclass(given, Transformation))
+    # A class of operations is a mistake, but `list` is a function.
+    if not (isinstance(given, Transformation) or (isinstance(given, type) and issubclass(given, Transformation))):
+        return kind(given, **options)  # type: ignore[call-arg]  # each kind has a constructor for a function
+    operation = as_transformation(given)
+    if not isinstance(operation, kind):
+        raise TypeError(f"Expected a {kind.__name__} or a function, got {given!r}. Use .apply({given!r}).")
+    for name, value in options.items():
+        if value:
+            raise TypeError(f"{name}={value!r} needs a function, got {described(operation)}, which has its own {name}.")
+    return operation
 
 
 def seed_for(method: str, parent: Step, given: SupportsIndex | None) -> int:
@@ -197,12 +181,13 @@ def longest_count(end: Step, counts: Callable[[Step], bool]) -> int:
     return folded(end, lambda step, above: counts(step) + max(above, default=0))
 
 
-def check_map_dataset(value: object, name: str) -> None:
-    """Raises TypeError unless a value, which the error calls `name`, is a MapDataset."""
+def as_map_dataset(value: Any, name: str) -> Any:
+    """Returns a MapDataset. Refuses anything else, which the error calls `name`."""
     if not isinstance(value, grain_kinds.MapDataset):
         raise TypeError(
             f"{name} must be a MapDataset, got {type(value).__name__}: write MapDataset.source(...) around a source."
         )
+    return value
 
 
 def nodes_of(datasets: Any) -> tuple[Node, ...]:
@@ -210,9 +195,7 @@ def nodes_of(datasets: Any) -> tuple[Node, ...]:
         raise TypeError(f"datasets must be a list of MapDatasets, got {type(datasets).__name__}.")
     if not datasets:
         raise ValueError("datasets must have at least one dataset, got none.")
-    for number, dataset in enumerate(datasets):
-        check_map_dataset(dataset, f"datasets[{number}]")
-    return tuple(map(node_of, datasets))
+    return tuple(node_of(as_map_dataset(dataset, f"datasets[{number}]")) for number, dataset in enumerate(datasets))
 
 
 def as_workers(options: Any) -> MultiprocessingOptions:

@@ -20,8 +20,6 @@ from millstream.core.checks import (
 from millstream.core.randomness import as_seed
 from millstream.dataset.arguments import (
     OF_STREAMS,
-    as_flat_map,
-    as_map,
     as_operation,
     as_workers,
     depth_above,
@@ -424,7 +422,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> list(millstream.MapDataset.range(3).to_iter_dataset().map(lambda number: number * 10))
             [0, 10, 20]
         """
-        return _operated(self, as_map(transform, batched=batched))
+        return _operated(self, as_operation(transform, Map, batched=batched))
 
     def map_with_index(self, transform: "MapWithIndex[T_co, Out] | Callable[[int, T_co], Out]") -> "IterDataset[Out]":
         """Returns the results of a function of each element's index and the element.
@@ -498,7 +496,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
                 own.
 
         Raises:
-            TypeError: it is neither a function nor a `FlatMap`, or a function without max_fan_out.
+            TypeError: it is neither a function with max_fan_out nor a `FlatMap` without.
             ValueError: max_fan_out is below 1.
 
         Examples:
@@ -506,7 +504,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> list(texts.flat_map(str.split, max_fan_out=2))
             ['a', 'b', 'c']
         """
-        return _operated(self, as_flat_map(transform, max_fan_out))
+        return _operated(self, as_operation(transform, FlatMap, max_fan_out=max_fan_out))
 
     @overload
     def batch(
@@ -644,19 +642,14 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
     def _repr_html_(self) -> str:
         return self._rendered(html_of)
 
-    def _made_of(self, step: StreamStep, *parents: Any) -> None:
-        """Constructs a dataset, also one of a subclass that is a step under another name."""
-        IterDataset.__init__(self, parents)
-        self._step = step
-
     def _made_as(self, stream: "IterDataset[Any]") -> None:
         """Constructs a dataset of a subclass that is the result of a method under another name."""
-        self._made_of(stream._step, *stream.parents)  # noqa: SLF001  (of this class)
+        vars(self).update(vars(stream))
 
 
 def made(step: StreamStep, *parents: Any) -> IterDataset[Any]:
-    dataset: IterDataset[Any] = IterDataset.__new__(IterDataset)
-    dataset._made_of(step, *parents)  # noqa: SLF001
+    dataset: IterDataset[Any] = IterDataset(parents)
+    dataset._step = step  # noqa: SLF001
     return dataset
 
 

@@ -11,10 +11,8 @@ from millstream.core.checks import as_flag, as_integer, as_integer_or_none, name
 from millstream.core.randomness import Purpose, as_seed, derive_seed
 from millstream.dataset.arguments import (
     OF_MAP_DATASETS,
-    as_flat_map,
-    as_map,
+    as_map_dataset,
     as_operation,
-    check_map_dataset,
     count_random_maps,
     depth_above,
     longest_count,
@@ -96,9 +94,7 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
     def __init__(self, parents: "MapDataset[Any] | Sequence[MapDataset[Any]]" = ()) -> None:
         if isinstance(parents, MapDataset) or not isinstance(parents, Sequence):
             parents = (parents,)
-        for parent in parents:
-            check_map_dataset(parent, "A parent")
-        self._parents = tuple(parents)
+        self._parents = tuple(as_map_dataset(parent, "A parent") for parent in parents)
         self._depth = depth_above(parents)
 
     if not TYPE_CHECKING:
@@ -291,7 +287,7 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
             >>> list(millstream.MapDataset.range(3).map(lambda number: number * 10))
             [0, 10, 20]
         """
-        return self._with(Mapped(node_of(self), as_map(transform, batched=batched)))
+        return self._with(Mapped(node_of(self), as_operation(transform, Map, batched=batched)))
 
     def map_with_index(self, transform: "MapWithIndex[T, Out] | Callable[[int, T], Out]") -> "MapDataset[Out]":
         """Returns the results of `transform(position, element)` for each element.
@@ -371,7 +367,7 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
                 own.
 
         Raises:
-            TypeError: it is neither a function nor a `FlatMap`, or a function without max_fan_out.
+            TypeError: it is neither a function with max_fan_out nor a `FlatMap` without.
             ValueError: max_fan_out is below 1.
 
         Examples:
@@ -379,7 +375,7 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
             >>> len(words), words[3], list(words)
             (4, None, ['a', 'b', 'c'])
         """
-        return self._with(Split(node_of(self), as_flat_map(transform, max_fan_out)))
+        return self._with(Split(node_of(self), as_operation(transform, FlatMap, max_fan_out=max_fan_out)))
 
     @overload
     def batch(
@@ -681,6 +677,10 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
 
     def _with(self, node: Node) -> "MapDataset[Any]":
         return dataset_of(node, self)
+
+    def _made_as(self, dataset: "MapDataset[Any]") -> None:
+        """Constructs a dataset of a subclass that is the result of a method under another name."""
+        vars(self).update(vars(dataset))
 
 
 def dataset_of(node: Node, *parents: MapDataset[Any]) -> MapDataset[Any]:

@@ -9,11 +9,9 @@ from typing import Any, BinaryIO, final
 
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.iterators.foreign_iterators import checked_iterable
 from millstream.dataset.map_dataset import MapDataset, dataset_of
 from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.index_nodes import InterleavedRows
-from millstream.dataset.stream_steps import FromIterable, Read
 from millstream.errors import DataSourceError
 from millstream.sources.arrow.tables import filesystems
 from millstream.sources.files.paths import FileIdentity, FileRange
@@ -45,8 +43,7 @@ class TFRecordIterDataset(IterDataset[bytes]):
     """
 
     def __init__(self, path: Any) -> None:
-        records = MapDataset.source(TFRecordDataSource(path))
-        self._made_of(Read.of(records, None, allow_nones=False), records)
+        self._made_as(MapDataset.source(TFRecordDataSource(path)).to_iter_dataset())
         self._path = path
 
 
@@ -68,7 +65,7 @@ class HFIterDataset(IterDataset[Any]):
     """
 
     def __init__(self, hf_ds: Any) -> None:
-        self._made_of(FromIterable((), checked_iterable(hf_ds)))
+        self._made_as(IterDataset.source(hf_ds))
 
 
 class _TFRecordReader:
@@ -158,7 +155,7 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
         rows = MapDataset.source(source)
         if turns > 1:
             rows = dataset_of(InterleavedRows(node_of(rows), sizes, turns), rows)
-        self._made_of(Read.of(rows, None, allow_nones=False), rows)
+        self._made_as(rows.to_iter_dataset())
 
 
 def _sizes_of_files(source: ParquetDataSource) -> tuple[int, ...]:

@@ -5,12 +5,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, SupportsIndex, TypeVar, final
 
 from millstream.core.checks import as_flag, as_integer
+from millstream.dataset.arguments import as_map_dataset
 from millstream.dataset.chain import Chain
 from millstream.dataset.iter_dataset import IterDataset, made
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.join_iterator import iterator_of
 from millstream.dataset.map_dataset import MapDataset
-from millstream.dataset.node_source import node_of
 from millstream.dataset.options import DatasetOptions
 from millstream.dataset.stream_steps import (
     Leaf,
@@ -131,11 +131,9 @@ class ZipMapDataset(MapDataset[tuple[Any, ...]]):
     """
 
     def __init__(self, parents: Sequence[MapDataset[Any]]) -> None:
-        super().__init__(parents)
         if not parents:
             raise ValueError("ZipMapDataset needs datasets of equal length, at least one, got none.")
-        first, *others = self.parents
-        self._node = node_of(first.zip(*others))
+        self._made_as(MapDataset.zip(*parents))
 
 
 class InterleaveIterDataset(IterDataset[Any]):
@@ -416,8 +414,7 @@ class WindowShuffleMapDataset(MapDataset[T]):
     """
 
     def __init__(self, parent: MapDataset[T], *, window_size: SupportsIndex, seed: SupportsIndex) -> None:
-        super().__init__(parent)
-        self._node = node_of(parent.window_shuffle(window_size, seed))
+        self._made_as(as_map_dataset(parent, "parent").window_shuffle(window_size, seed))
 
 
 class FlatMapMapDataset(MapDataset[Any]):
@@ -429,7 +426,7 @@ class FlatMapMapDataset(MapDataset[Any]):
             hold None.
 
     Raises:
-        TypeError: the transform is not a `FlatMap`.
+        TypeError: the parent is not a MapDataset, or the transform is not a `FlatMap`.
 
     Examples:
         >>> texts = millstream.MapDataset.source(["a b", "c"])
@@ -440,8 +437,7 @@ class FlatMapMapDataset(MapDataset[Any]):
     """
 
     def __init__(self, parent: MapDataset[Any], transform: FlatMap[Any, Any]) -> None:
-        super().__init__(parent)
-        self._node = node_of(parent.flat_map(transform))
+        self._made_as(as_map_dataset(parent, "parent").flat_map(transform))
 
 
 class ThreadPrefetchIterDataset(IterDataset[Any]):
@@ -469,7 +465,7 @@ class ThreadPrefetchIterDataset(IterDataset[Any]):
         size = as_integer(prefetch_buffer_size, "prefetch_buffer_size", minimum=0)
         stream = as_stream(parent, "parent")
         ahead = stream.prefetch(ReadOptions(1, size)) if size and not _prefetches(step_of(stream)) else stream
-        self._made_of(step_of(ahead), stream)
+        self._made_as(made(step_of(ahead), stream))
 
 
 def _prefetches(step: StreamStep) -> bool:
@@ -501,7 +497,7 @@ class WithOptionsIterDataset(IterDataset[Any]):
         if not isinstance(options, DatasetOptions):
             raise TypeError(f"options must be DatasetOptions, got {type(options).__name__}.")
         stream = as_stream(parent, "parent")
-        self._made_of(WithOptions(steps_of([stream]), options), stream)
+        self._made_as(made(WithOptions(steps_of([stream]), options), stream))
 
 
 def device_put(

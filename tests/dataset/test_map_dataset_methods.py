@@ -33,7 +33,7 @@ from millstream import (
 from millstream.core.columnar import ColumnarRecords
 from millstream.dataset import IterDataset, MapDataset
 from millstream.dataset.arguments import OF_MAP_DATASETS, OF_STREAMS
-from millstream.experimental import WindowShuffleMapDataset, ZipMapDataset
+from millstream.experimental import FlatMapMapDataset, WindowShuffleMapDataset, ZipMapDataset
 from millstream.transforms import DatasetSelectionMap, Rebatch, WindowShuffle
 from support.draw.chains import CountedSource, Every
 
@@ -543,6 +543,12 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "no selection": (lambda: UNTYPED.select_from_datasets([TEN], 3), TypeError, "selection_map must have len"),
     "lengths": (lambda: ZipMapDataset([TEN, UNTYPED_TEN[:3]]), ValueError, r"equal length.*\[10, 3\]"),
     "window": (lambda: WindowShuffleMapDataset(TEN, window_size=0, seed=0), ValueError, "window_size must be at least"),
+    "a list of windows": (
+        lambda: WindowShuffleMapDataset([TEN], window_size=2, seed=0),  # type: ignore[arg-type]
+        TypeError,
+        "parent must be a MapDataset, got list",
+    ),
+    "a list of parents": (lambda: FlatMapMapDataset([TEN], FlatMapTransform(str, 3)), TypeError, "got list"),  # type: ignore[arg-type]
     "huge window": (
         lambda: WindowShuffleMapDataset(TEN, window_size=2**70, seed=0),
         ValueError,
@@ -551,6 +557,16 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "operation": (lambda: UNTYPED_TEN.map(FilterTransform(bool)), TypeError, "Expected a Map or a function"),
     "a class": (lambda: UNTYPED_TEN.map(MapTransform), TypeError, "must be an instance, got the class Map"),
     "fan out": (lambda: UNTYPED_TEN.flat_map(lambda x: [x]), TypeError, "max_fan_out"),
+    "two fan outs": (
+        lambda: UNTYPED_TEN.flat_map(FlatMapTransform(str, 3), 4),
+        TypeError,
+        r"max_fan_out=4 needs a function, got FlatMap.*, which has its own max_fan_out",
+    ),
+    "a batched operation": (
+        lambda: UNTYPED_TEN.map(MapTransform(str), batched=True),
+        TypeError,
+        r"batched=True needs a function, got Map\(str\)",
+    ),
     "huge fan out": (lambda: UNTYPED_TEN.flat_map(lambda x: [x], 2**63), ValueError, "max_fan_out must be at most"),
     "packer": (lambda: UNTYPED_TEN.apply(Rebatch(2)), TypeError, r"to_iter_dataset\(\)\.apply"),
     "component": (lambda: UNTYPED_TEN.apply(OnlyFor("a", fail_at_seven)), TypeError, r"to_iter_dataset\(\)\.apply"),
