@@ -31,7 +31,6 @@ import http.server
 import io
 import itertools
 import json
-import logging
 import os
 import socket
 import socketserver
@@ -47,6 +46,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias, final
 
 from millstream.core.signals import SignalSafeLock, is_from_signal_handler
+from millstream.core.warn import log_info, log_warning
 from millstream.loader.measuring import PipelineStatus, WorkerStatus
 from millstream.loader.processes.channel import NO_SIGNAL
 from millstream.loader.processes.process_control import is_of_own_user
@@ -248,9 +248,6 @@ class _Top:
         self._lock = SignalSafeLock(threading.RLock())
 
 
-logger = logging.getLogger("millstream")
-
-
 class Views(Protocol):
     """The views of a pipeline: an `Insight`, which is above this room."""
 
@@ -282,7 +279,7 @@ def serve_by_environment(insight: Views) -> None:
         except Exception as error:
             if is_from_signal_handler(error):
                 raise
-            logger.warning("millstream: `millstream top` cannot monitor this pipeline: %s", error)
+            log_warning(f"`millstream top` cannot monitor this pipeline: {error}")
     if text := os.environ.get(VARIABLE):
         _add(insight)
         _start_endpoint(text)
@@ -311,9 +308,9 @@ def _start_endpoint(text: str) -> None:
     try:
         server = start_endpoint(text, _page_of_metrics)
     except (OSError, ValueError) as error:
-        logger.warning("millstream: no metrics for Prometheus: %s", error)
+        log_warning(f"no metrics for Prometheus: {error}")
     else:
-        logger.info("millstream: metrics for Prometheus at /metrics, port %d", server.server_address[1])
+        log_info(f"metrics for Prometheus at /metrics, port {server.server_address[1]}")
 
 
 def start_endpoint(text: str, page: Callable[[], str]) -> Server:

@@ -198,10 +198,12 @@ class Insight:
         with names of classes; None for the pipeline's own.
         """
         count, rows = as_integer(num_batches, "num_batches", 1), as_integer(rows, "rows", 1)
+        if classes is not None and not _are_names(classes):
+            raise TypeError(f"classes must be a list of names, in the order of their numbers, got {classes!r:.80}.")
         batches, are_batches, known = self._first_outputs(count, pipeline)
         known = classes if classes is not None else known if source is None else getattr(source, "classes", ())
         # A user's source may have an attribute of that name with another meaning.
-        names = known if isinstance(known, list | tuple) and all(isinstance(name, str) for name in known) else ()
+        names = known if _are_names(known) else ()
         return reporting.preview.Preview(
             batches, is_batched=is_batched or are_batches, rows=rows, decode=decode, classes=names
         )
@@ -291,6 +293,10 @@ class Insight:
             )
         if reason := self._plan.reads_in_order_only:
             raise TypeError(f"Cannot {verb}: {reason}")
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
 
 
 class Inspectable:

@@ -172,6 +172,13 @@ def test_a_preview_is_saved_as_a_page(tmp_path: Path) -> None:
     assert "batch 0, 2 of 2 elements" in Page(preview.save(tmp_path / "preview.html").read_text()).text
 
 
+@pytest.mark.parametrize("classes", [{0: "cat"}, "cat", [0, 1]])
+def test_names_of_classes_that_are_no_list_are_refused(classes: Any) -> None:
+    """They would be left out without a word."""
+    with pytest.raises(TypeError, match="classes must be a list of names"):
+        millstream.load([{"label": 1}], batch_size=1).preview(classes=classes)
+
+
 @pytest.mark.parametrize("wrong", [{"num_batches": 0}, {"rows": 0}], ids=["no batches", "no rows"])
 def test_less_than_one_is_refused(wrong: dict[str, int]) -> None:
     """There is no picture of nothing."""
