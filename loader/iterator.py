@@ -26,7 +26,6 @@ from millstream.loader.checkpoints.state import (
     Stream,
     combined,
     epoch_of,
-    state_at,
     stream_of,
 )
 from millstream.loader.engine.engine import Engine, GivenUp
@@ -34,9 +33,8 @@ from millstream.loader.execution import Execution
 from millstream.loader.measuring import ExecutorStatus
 from millstream.loader.pipeline.calls import Blocks, Cursor, Outputs, Position
 from millstream.loader.pipeline.elements import Elements, FailedRecord, Origins, SourceEnded
-from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.steps import copies_of_held, writable_copies
-from millstream.loader.run_changes import Beginning, RunningIterator
+from millstream.loader.run_changes import Beginning, RunningIterator, state_of
 from millstream.loader.threads.waiting import Watch, watch
 from millstream.loader.views import Insight, Inspectable
 from millstream.sharding import ShardOptions
@@ -287,17 +285,10 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         """Returns the position as about a kilobyte of JSON, in microseconds. No thread or process is involved."""
         return self.loader_state().encode()
 
-    def _unsealed_state(self) -> tuple[Any, ...]:
-        # What `loader_state` needs, read in this order: a position after a change of weights has its plan.
-        return *self.position_and_step(), self._run, self._plan, self._stream
-
-    def _sealed(self, unsealed: tuple[Any, ...]) -> bytes:
-        return _state_of(*unsealed).encode()
-
     def _return_to(self, unsealed: tuple[Any, ...]) -> None:
         self._check_open()
         self._check_can_resume()
-        self.resume(_state_of(*unsealed))
+        self.resume(state_of(*unsealed))
 
     def set_state(self, state: bytes, *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position of a state.
@@ -580,6 +571,13 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         outputs, row, position, step = self._outputs, self._row - back, self._start, self._step - back
         return (position if outputs is None or row <= outputs.first else outputs.position_after(row - 1)), step
 
+    def _unsealed_state(self) -> tuple[Any, ...]:
+        # As above, so that all of these are from before a move, or from after it.
+        outputs, row, start, step = self._outputs, self._row, self._start, self._step
+        run, plan, stream = self._run, self._plan, self._stream
+        position = start if outputs is None or row <= outputs.first else outputs.position_after(row - 1)
+        return position, step, run, plan, stream
+
     def _deliver_failures(self, error: BaseException | None) -> None:
         """Counts all failures before the end of the stream, or before the error of one too many."""
         failures = None if self._executor is None else self._executor.failures
@@ -628,33 +626,24 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
             self._watch = None
         return executor
 
-    def resume(self, saved: LoaderState, allow: Collection[str] = (), *, strict: bool = False) -> None:
-        """Moves to the position of a state that was read."""
-        from millstream.loader.checkpoints import compatibility  # noqa: PLC0415  (lazy: only resuming needs it)
-
-        run = saved.run or Run.beginning(saved.stream.global_batch)
-        execution, stream = self._changed(run.changes)
-        here = self.loader_state()._replace(stream=stream)
-        found = compatibility.resumption(saved, here, allow, strict=strict)
-        position, step = found.position, saved.step + run.last.offset
-        if self._plan.one_to_one:
-            step = min(position[0].block, self._plan.shards[0].block_limit)
-        size = self._plan.partition.global_block
-        if run.last.global_batch != size:
-            run = run.moved(saved.step, step, size)
-        self._alone(functools.partial(self._adopt, position, step, run, execution, stream))
-        if found.changes:
-            compatibility.warn_of_changes(found.changes)
-
     def go(self, position: Position, step: int) -> None:
         """Moves to a position in the plan, which `step` outputs precede."""
         self._alone(functools.partial(self._move, position, step))
 
-    def _move(self, position: Position, step: int, run: Run | None = None) -> None:
+    def _move(
+        self, position: Position, step: int, run: Run | None = None, source: tuple[Execution, Stream] | None = None
+    ) -> None:
+        """Moves to a position, with a history of the run and an execution of its weights if these are others."""
         self._settle()
         run = self._run if run is None else run
+        execution, stream = source or (self._execution, self._stream)
+        is_changed, plan = execution is not self._execution, execution.plan
+        # Without a call in between: a state that is taken after an interruption has all of these, or none.
+        self._execution, self._plan, self._stream, self._run = execution, plan, stream, run
         self._start, self._has_ended, self._passes = position, False, None
-        self._step, self._counted_step, self._run = step, step, run
+        self._step, self._counted_step = step, step
+        if is_changed:
+            execution.insight.change_plan(self, plan)
 
     def _seek_by_counting(self, step: int, run: Run) -> int:
         """Moves on to a number of batches, or from the beginning, and adopts the run. Returns the number reached.
@@ -687,12 +676,3 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
     def _check_can_resume(self) -> None:
         if reason := self._plan.reads_in_order_only:
             raise CheckpointError(f"Cannot resume: {reason}")
-
-    def loader_state(self) -> LoaderState:
-        """Returns the state that `get_state` encodes."""
-        return _state_of(*self._unsealed_state())
-
-
-def _state_of(position: Position, step: int, run: Run, plan: Plan, stream: Stream) -> LoaderState:
-    state = state_at(position, step - run.last.offset, plan, stream)
-    return state if run.is_plain else state._replace(run=run)

@@ -1,8 +1,9 @@
-"""The run of an iterator: batches that are skipped, weights set at run time, the sizes and the lineage of its steps."""
+"""The run of an iterator: states, skipped batches, weights set at run time, the sizes and the lineage of its steps."""
 
 import dataclasses
 import functools
 import json
+from collections.abc import Collection
 from typing import Any, NamedTuple, final
 
 from millstream.core.checks import as_integer
@@ -10,7 +11,15 @@ from millstream.core.warn import log_warning
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.checkpointable import Exclusive
 from millstream.loader.checkpoints.fingerprint import Declared
-from millstream.loader.checkpoints.state import Run, Stream, count_outputs, fingerprint_of_pipeline, stream_of
+from millstream.loader.checkpoints.state import (
+    LoaderState,
+    Run,
+    Stream,
+    count_outputs,
+    fingerprint_of_pipeline,
+    state_at,
+    stream_of,
+)
 from millstream.loader.execution import Execution
 from millstream.loader.lineage import Lineage, RunLineage
 from millstream.loader.pipeline.calls import Cursor, Position
@@ -78,18 +87,45 @@ class RunningIterator(Measured, Lineage, Exclusive):
     def _check_open(self) -> None:
         raise NotImplementedError
 
-    def _settle(self) -> None:
+    def position_and_step(self, back: int = 0) -> tuple[Position, int]:
+        """Returns the position of the next output, and its step."""
         raise NotImplementedError
 
-    def position_in_plan(self) -> Position:
-        """Returns the position of the next output."""
-        raise NotImplementedError
-
-    def _move(self, position: Position, step: int, run: Run | None = None) -> None:
+    def _move(
+        self, position: Position, step: int, run: Run | None = None, source: tuple[Execution, Stream] | None = None
+    ) -> None:
         raise NotImplementedError
 
     def _seek_by_counting(self, step: int, run: Run) -> int:
         raise NotImplementedError
+
+    def _unsealed_state(self) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def _sealed(self, unsealed: tuple[Any, ...]) -> bytes:
+        return state_of(*unsealed).encode()
+
+    def loader_state(self) -> LoaderState:
+        """Returns the state that `get_state` encodes."""
+        return state_of(*self._unsealed_state())
+
+    def resume(self, saved: LoaderState, allow: Collection[str] = (), *, strict: bool = False) -> None:
+        """Moves to the position of a state that was read."""
+        from millstream.loader.checkpoints import compatibility  # noqa: PLC0415  (lazy: only resuming needs it)
+
+        run = saved.run or Run.beginning(saved.stream.global_batch)
+        source = self._changed(run.changes)
+        here = self.loader_state()._replace(stream=source[1])
+        found = compatibility.resumption(saved, here, allow, strict=strict)
+        position, step = found.position, saved.step + run.last.offset
+        if self._plan.one_to_one:
+            step = min(position[0].block, self._plan.shards[0].block_limit)
+        size = self._plan.partition.global_block
+        if run.last.global_batch != size:
+            run = run.moved(saved.step, step, size)
+        self._alone(functools.partial(self._move, position, step, run, source))
+        if found.changes:
+            compatibility.warn_of_changes(found.changes)
 
     def skip(self, count: int) -> None:
         """Moves on by `count` batches that are not trained on, for instance those after which the loss has risen.
@@ -171,22 +207,16 @@ class RunningIterator(Measured, Lineage, Exclusive):
         self._alone(functools.partial(self._reweight, pipeline.sampler, weights))
 
     def _reweight(self, sampler: MixtureSampler, weights: Weights) -> None:
-        position = self.position_in_plan()[0].block * self._plan.partition.global_block
+        (cursor,), _ = self.position_and_step()
+        position = cursor.block * self._plan.partition.global_block
         changed = sampler.reweighted(position, weights)
         if changed.changes == sampler.changes:
             return
         kept = tuple(change for change in self._run.changes if change[0] < position)
         # The same weights as before begin no new period, and drop later ones.
         now = next(weights_set for start, weights_set in reversed(changed.changes) if start <= position)
-        self._change((*kept, (position, now)))
-
-    def _change(self, changes: tuple[tuple[int, Any], ...]) -> None:
-        """Goes on with the weights of the loader and those that were set at run time."""
-        execution, stream = self._changed(changes)
-        self._settle()
-        self._execution, self._plan, self._stream = execution, execution.plan, stream
-        self._run = dataclasses.replace(self._run, changes=changes)
-        execution.insight.change_plan(self, execution.plan)
+        run = dataclasses.replace(self._run, changes=(*kept, (position, now)))
+        self._move(*self.position_and_step(), run, self._changed(run.changes))
 
     def _changed(self, changes: tuple[tuple[int, Any], ...]) -> tuple[Execution, Stream]:
         """Returns the execution and the stream with weights that were set at run time."""
@@ -244,9 +274,7 @@ class RunningIterator(Measured, Lineage, Exclusive):
         found = [(segment.global_batch, start, stop) for segment, start, stop in ranges if stop is not None]
         return [(size * start, size * stop) for size, start, stop in found]
 
-    def _adopt(self, position: Position, step: int, run: Run, execution: Execution, stream: Stream) -> None:
-        self._settle()
-        if execution is not self._execution:
-            self._execution, self._plan, self._stream = execution, execution.plan, stream
-            execution.insight.change_plan(self, execution.plan)
-        self._move(position, step, run)
+
+def state_of(position: Position, step: int, run: Run, plan: Plan, stream: Stream) -> LoaderState:
+    state = state_at(position, step - run.last.offset, plan, stream)
+    return state if run.is_plain else state._replace(run=run)

@@ -1,5 +1,7 @@
 """Runs that change: skipped batches, other global batches and weights at run time, in states and lineage, anywhere."""
 
+import bisect
+import functools
 import itertools
 import os
 import pickle
@@ -15,7 +17,9 @@ from hypothesis import strategies as st
 
 import millstream
 from millstream import Batch, CheckpointError, IndexSampler, MixtureSampler, ShardOptions
+from millstream.loader.pipeline.calls import Outputs
 from millstream.loader.processes.channel import Channel, Task, to_wire
+from support.faults.interrupted import interrupt_at
 from support.laws import INLINE, inline_loader
 from support.processes.worker_pools import pids_of
 
@@ -219,6 +223,68 @@ def test_weights_set_at_run_time_hold_from_the_next_batch_on(wrap: Callable[[Any
             plain.reweight([1, 2])
         with pytest.raises(CheckpointError, match="weights of a mixture that were set at run time"):
             plain.set_state(state)
+
+
+def saved_with_other_weights() -> bytes:
+    """Returns a state of `loader()` after three batches with the weights of the program."""
+    with iter(loader()) as batches:
+        values(batches, 3)
+        batches.reweight({"a": 5, "b": 1})
+        state: bytes = batches.get_state()
+        return state
+
+
+def change_weights(batches: Any, *, state: bytes | None) -> None:
+    """Gives a mixture other weights, or moves to a state that has some."""
+    if state is None:
+        batches.reweight({"a": 1, "b": 9})
+    else:
+        batches.set_state(state)
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_change_of_weights_that_is_interrupted_has_happened_or_not(resumes: bool) -> None:
+    """An exception after one of the last calls of `reweight`, or `set_state`: the state has the batches that come."""
+    state = saved_with_other_weights() if resumes else None
+
+    def interrupt(moment: int) -> tuple[bool, bool]:
+        """Returns True if there were so many moments, and True if the state has what follows."""
+        with iter(loader()) as batches, iter(loader()) as resumed:
+            values(batches, 4)
+            is_early = interrupt_at(moment, functools.partial(change_weights, batches, state=state))
+            resumed.set_state(batches.get_state())
+            return is_early, values(resumed, 2) == values(batches, 2)
+
+    count = bisect.bisect_left(range(4000), True, key=lambda moment: not interrupt(moment)[0])
+    assert 40 < count < 4000
+    assert [interrupt(count - back) for back in (20, 10, 5, 2, 1, 0)] == [(True, True)] * 5 + [(False, True)]
+
+
+@pytest.mark.parametrize("act", ["skip", "reweight", "set_state"])
+def test_a_state_that_another_thread_takes_is_from_before_a_move_or_from_after_it(
+    act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state that is being taken while the iterator moves leads to the batches of its step."""
+    other, position_after = saved_with_other_weights(), Outputs.position_after
+    with iter(loader()) as batches, iter(loader()) as resumed:
+        values(batches, 4)
+        acts = [
+            {"skip": lambda: batches.skip(3), "reweight": lambda: change_weights(batches, state=None)}.get(
+                act, lambda: change_weights(batches, state=other)
+            )
+        ]
+
+        def moves_meanwhile(outputs: Outputs, row: int) -> Any:
+            if acts:
+                acts.pop()()
+            return position_after(outputs, row)
+
+        following = values(iter(loader()), 6)[4:]
+        monkeypatch.setattr(Outputs, "position_after", moves_meanwhile)
+        state = batches.get_state()
+        assert not acts
+        resumed.set_state(state)
+        assert (resumed.step, values(resumed, 2)) == (4, following)
 
 
 def test_workers_stay_when_weights_change() -> None:
