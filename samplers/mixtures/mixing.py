@@ -79,6 +79,8 @@ class Phase:
         return components, indices
 
     def drawn_at(self, position: int) -> tuple[int, ...]:
+        if not self._turns:
+            return self.drawn
         counts = proportions(self._turns).counts(position - self.start)
         if len(counts) == len(self.drawn):
             return tuple(map(operator.add, self.drawn, counts)) if self.start else tuple(counts)

@@ -112,6 +112,16 @@ def test_a_state_of_other_weights_is_refused(stop: str) -> None:
         fresh.set_state(state)
 
 
+@pytest.mark.parametrize("stop", STOPS)
+def test_weights_may_change_where_the_mixture_ends(stop: str) -> None:
+    """Weights from the position after the last element, or from later ones, change nothing."""
+    streams = [IterDataset.source(part) for part in PARTS]
+    mixture = IterDataset.mix(streams, WEIGHTS, stop=stop)
+    elements = list(mixture)
+    for position in (len(elements), len(elements) + 1):
+        assert list(mixture.reweighted(position, [1, 1, 1])) == elements
+
+
 def test_dropped_datasets_come_once_in_each_epoch() -> None:
     """Each epoch of a mixture to the end of all has each element once, in one order."""
     mixture = by_position(PARTS, stop="drop_exhausted")

@@ -1,15 +1,16 @@
 """Random chains of MapDatasets, each with its plain oracle. An element shows all that was done to it."""
 
 import dataclasses
-import math
+import zlib
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
-from millstream import Batch, FilterTransform, FlatMapTransform, MapTransform, RandomMapTransform
+from millstream import Batch, FilterTransform, FlatMapTransform, MapTransform, PaddedBatch, RandomMapTransform
 from millstream.core.randomness import Purpose, derive_seed
 from millstream.dataset import MapDataset
+from millstream.dataset.arguments import nearest_seed
 from millstream.dataset.node_source import node_of
 from support.oracle import chains as oracle
 from support.oracle.blame import blame, blame_part, blaming
@@ -34,6 +35,11 @@ class Chain:
     oracle: Oracle
     is_dense: bool
     seeds: tuple[int, ...] = ()
+
+    @property
+    def seed(self) -> int | None:
+        """That of the nearest `.seed`; how those of several datasets combine, another test says."""
+        return nearest_seed(node_of(self.dataset))
 
     def __repr__(self) -> str:
         return repr(self.dataset)
@@ -172,7 +178,47 @@ class MarkTogether(MapTransform[Any, Any]):
         return self.map_batch([element])[0]
 
 
+class AsNumber(MapTransform[Any, int]):
+    """Turns any element into a number, so that elements can be stacked."""
+
+    def map(self, element: Any) -> int:
+        return zlib.crc32(repr(element).encode()) % 100_003
+
+
+def from_batch(batch: Any) -> tuple[Any, ...]:
+    """Returns what can be compared, mapped and filtered like any other element."""
+    if isinstance(batch, PaddedBatch):
+        return ("padded", *batch.batch.tolist(), int(batch.mask.sum()))
+    return ("stacked", *batch.tolist())
+
+
+def plain_batch(numbers: list[int], padded_to: int | None) -> tuple[Any, ...]:
+    """Returns the same as `from_batch`, for the numbers of a batch."""
+    if padded_to is None:
+        return ("stacked", *numbers)
+    return ("padded", *numbers, *[0] * (padded_to - len(numbers)), len(numbers))
+
+
+@dataclasses.dataclass(frozen=True)
+class InTurn:
+    """A user's selection map: one element of each dataset after the other."""
+
+    count: int
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, position: int) -> tuple[int, int]:
+        return position % self.count, position // self.count
+
+
 SEEDS = st.sampled_from([0, 1, 5, 2**32, 2**64 - 1])
+
+
+def seeds_after(chain: Chain) -> st.SearchStrategy[int | None]:
+    """Returns the seeds that an operation may be given."""
+    return SEEDS if chain.seed is None else st.one_of(st.none(), SEEDS)
 
 
 @st.composite
@@ -216,42 +262,53 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Chain:  # noqa
         "own",
         "shard",
         "together",
+        "seed",
+        "take",
         *["fail"] * 3 * fails,
     ]
-    match draw(st.sampled_from([*kinds, "batch"] if is_dense else kinds)):
+    match draw(st.sampled_from([*kinds, "batch", "stack"] if is_dense else kinds)):
         case "repeat":
             number, reseed = draw(st.integers(1, 3)), draw(st.booleans())
             dataset = dataset.repeat(number, reseed_each_epoch=reseed)
             plain = oracle.repeated(plain, number, reseed_each_epoch=reseed)
         case "cut":
-            rows = draw(st.slices(plain.length))
-            dataset, plain = dataset[rows], oracle.sliced(plain, rows)
+            cut = draw(st.slices(plain.length))
+            dataset, plain = dataset[cut], oracle.taken(plain, range(plain.length)[cut])
         case "shuffle":
-            seed = draw(SEEDS)
-            dataset, plain = dataset.shuffle(seed=seed), oracle.shuffled(plain, seed)
+            dataset = dataset.shuffle(seed=draw(seeds_after(chain)))
+            plain = oracle.shuffled(plain, seed_of(dataset))
         case "window":
-            size, seed = draw(st.integers(1, 7)), draw(SEEDS)
-            dataset = dataset.window_shuffle(size, seed=seed)
-            plain = oracle.window_shuffled(plain, size, derive_seed(seed, Purpose.WINDOWS, size))
+            size = draw(st.integers(1, 7))
+            dataset = dataset.window_shuffle(size, seed=draw(seeds_after(chain)))
+            plain = oracle.window_shuffled(plain, size, derive_seed(seed_of(dataset), Purpose.WINDOWS, size))
+        case "seed":
+            dataset = dataset.seed(draw(SEEDS))
+        case "take":
+            rows = draw(st.lists(st.integers(0, plain.length - 1), min_size=1, max_size=12))
+            dataset, plain = dataset.slice(np.array(rows) if draw(st.booleans()) else rows), oracle.taken(plain, rows)
         case "shard":
             count = draw(st.integers(1, 4))
             index = draw(st.integers(0, count - 1))
             dataset = dataset.shard(index, count)
-            plain = oracle.sharded(plain, index, count, getattr(node_of(dataset), "seed"))  # noqa: B009
+            plain = oracle.sharded(plain, index, count, seed_of(dataset))
         case "mark":
-            dataset, plain = dataset.map(Mark()), oracle.mapped(plain, Mark().map)
+            dataset, plain = dataset.pipe(MapDataset.map, Mark()), oracle.mapped(plain, Mark().map)
         case "hole":
             dataset, plain, is_dense = dataset.map(mark_some), oracle.mapped(plain, mark_some), False
         case "together":
             together = MarkTogether(draw(st.sampled_from([6, 99])) if fails else 99)
-            dataset, plain = dataset.map(together), oracle.mapped(plain, blaming(together.map_one))
+            is_function = draw(st.booleans())
+            dataset = dataset.map(together.map_batch, batched=True) if is_function else dataset.map(together)
+            plain = oracle.mapped(plain, blaming(together.map_one))
         case "fail":
             dataset, plain = dataset.map(FailSome()), oracle.mapped(plain, blaming(FailSome().map))
         case "position":
             dataset, plain = dataset.map_with_index(mark_position), oracle.mapped_with_index(plain, mark_position)
         case "random":
-            seed = draw(SEEDS)
-            dataset = dataset.random_map(Draw(), seed=seed)
+            given = draw(seeds_after(chain))
+            seed = chain.seed if given is None else given
+            assert seed is not None
+            dataset = dataset.random_map(Draw(), seed=given)
             plain = oracle.mapped_at_random(plain, Draw().random_map, seed, seeds.count(seed))
             seeds = (*seeds, seed)
         case "keep":
@@ -262,12 +319,20 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Chain:  # noqa
             dataset, is_dense = dataset.flat_map(operation), False
         case "batch":
             size, drops = draw(st.integers(1, 5)), draw(st.booleans())
-            dataset = dataset.apply(Batch(size, drop_remainder=drops, batch_fn=list))
+            batch = Batch(size, drop_remainder=drops, batch_fn=list)
+            is_applied = draw(st.booleans())
+            dataset = dataset.apply(batch) if is_applied else dataset.batch(size, drop_remainder=drops, batch_fn=list)
             plain = oracle.batched(plain, size, drop_remainder=drops)
+        case "stack":
+            size, pads = draw(st.integers(1, 5)), draw(st.booleans())
+            drops = not pads and draw(st.booleans())
+            dataset = dataset.map(AsNumber()).batch(size, drop_remainder=drops, pad_remainder=pads).map(from_batch)
+            plain = oracle.batched(oracle.mapped(plain, AsNumber().map), size, drop_remainder=drops)
+            plain = oracle.mapped(plain, lambda numbers: plain_batch(numbers, size if pads else None))
         case "own":
             # A dataset of the user's is an epoch of its own, whatever it does.
             stride = draw(st.integers(1, 3))
-            plain = oracle.sliced(plain, slice(None, None, stride))
+            plain = oracle.taken(plain, range(0, plain.length, stride))
             dataset, plain = Every(dataset, stride), dataclasses.replace(plain, epoch_length=plain.length)
     return Chain(dataset, plain, is_dense, seeds) if 0 < plain.length <= LONGEST else chain
 
@@ -282,9 +347,11 @@ def joined(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Chain:
         case "concatenate":
             dataset, plain = MapDataset.concatenate(datasets), oracle.concatenated(plains)
         case "mix":
-            weights = draw(st.lists(st.integers(1, 4), min_size=len(parts), max_size=len(parts)))
-            dataset = MapDataset.mix(datasets, weights)
-            plain = oracle.mixed(plains, [weight // math.gcd(*weights) for weight in weights])
+            dataset, plain = draw(mixtures(datasets, plains))
+        case "select" if draw(st.booleans()):
+            turns = InTurn(len(parts), draw(st.integers(1, 8)))
+            dataset = MapDataset.select_from_datasets(datasets, turns)
+            plain = oracle.selected_by(plains, turns)
         case "select":
             some = st.integers(0, len(parts) - 1).flatmap(
                 lambda number: st.tuples(st.just(number), st.integers(0, plains[number].length - 1))
@@ -295,11 +362,35 @@ def joined(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Chain:
             shortest = min(plain.length for plain in plains)
             first, *others = [one[:shortest] for one in datasets]
             dataset, is_dense = first.zip(*others), True
-            plain = oracle.zipped([oracle.sliced(one, slice(shortest)) for one in plains])
+            plain = oracle.zipped([oracle.taken(one, range(shortest)) for one in plains])
     # A random map has the number of those on the path with most draws from its seed.
     seeds = {seed for part in parts for seed in part.seeds}
     most = tuple(seed for seed in seeds for _ in range(max(part.seeds.count(seed) for part in parts)))
     return Chain(dataset, plain, is_dense, most) if plain.length <= LONGEST else parts[0]
+
+
+@st.composite
+def mixtures(draw: st.DrawFn, datasets: list[MapDataset[Any]], plains: list[Oracle]) -> tuple[MapDataset[Any], Oracle]:
+    """Draws a mixture with any end, with names or without, whose weights may change at a position."""
+    weights = draw(st.lists(st.integers(1, 4), min_size=len(plains), max_size=len(plains)))
+    stop = draw(st.sampled_from(["first_exhausted", "all_exhausted", "drop_exhausted"]))
+    names = [f"part {number}" for number in range(len(plains))] if draw(st.booleans()) else None
+
+    def named(values: Any) -> Any:
+        return values if names is None else dict(zip(names, values, strict=True))
+
+    dataset, changes = MapDataset.mix(named(datasets), named(weights), stop=stop), [(0, weights)]
+    others, position = draw(st.permutations(weights)), draw(st.integers(1, 9))
+    if others != weights and position < len(dataset) and draw(st.booleans()):
+        dataset = dataset.reweighted(position, named(others))
+        changes.append((position, others))
+    return dataset, oracle.mixed(plains, changes, stop)
+
+
+def seed_of(dataset: MapDataset[Any]) -> int:
+    """Returns the seed of the last node, which it has derived from the nearest one if it was given none."""
+    seed: int = vars(node_of(dataset))["seed"]
+    return seed
 
 
 def numbered(number: int, chain: Chain) -> Oracle:

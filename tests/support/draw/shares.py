@@ -1,30 +1,22 @@
 """Random shares of chains: of an ElasticIterator, and of a DataLoader whose source is a chain, with logical shards."""
 
 import dataclasses
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import strategies as st
 
-from millstream import MapDataset, MapTransform, MultiprocessingOptions, ReadOptions, RecordMetadata, ShardOptions
+from millstream import MapDataset, MultiprocessingOptions, ReadOptions, RecordMetadata, ShardOptions
 from millstream.core.randomness import Purpose, derive_seed
 from millstream.dataset.node_source import node_of
 from millstream.experimental import ElasticIterator
 from millstream.samplers import IndexSampler
 from millstream.samplers.permutation import permute_one
-from support.draw.chains import chains, sources
+from support.draw.chains import AsNumber, chains, sources
 from support.draw.random_pipelines import Pipeline, dealt_pipelines, pipelines
 from support.draw.streams import Place
 from support.oracle.blame import blame
 from support.oracle.chains import Oracle
-
-
-class AsNumber(MapTransform[Any, int]):
-    """Turns any element into a number, so that elements can be batched."""
-
-    def map(self, element: Any) -> int:
-        return zlib.crc32(repr(element).encode()) % 100_003
 
 
 @dataclasses.dataclass(frozen=True)

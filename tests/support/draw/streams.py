@@ -15,8 +15,32 @@ from hypothesis import strategies as st
 
 from millstream import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from millstream.core.randomness import generator
-from millstream.transforms import BestFitPack, ConcatThenSplit, FirstFitPack, Rebatch, Transformation, WindowShuffle
-from support.draw.chains import Draw, FailSome, KeepSome, Mark, MarkTogether, Split, chains, mark_position, total
+from millstream.dataset.arguments import nearest_seed
+from millstream.dataset.stream_steps import step_of
+from millstream.transforms import (
+    BestFitPack,
+    BucketBatch,
+    ConcatThenSplit,
+    FirstFitPack,
+    Rebatch,
+    TokenBudgetBatch,
+    Transformation,
+    WindowShuffle,
+)
+from support.draw.chains import (
+    AsNumber,
+    Draw,
+    FailSome,
+    KeepSome,
+    Mark,
+    MarkTogether,
+    Split,
+    chains,
+    from_batch,
+    mark_position,
+    plain_batch,
+    total,
+)
 from support.oracle.blame import blame, blamed_for, blaming
 from support.oracle.chains import mixed_in_order
 from support.oracle.groupings import PLAIN, Element, part_index
@@ -174,6 +198,27 @@ class Doubled(IterDataset[Any]):
             yield element
 
 
+class Resumable:
+    """Numbers from 0, which resume as those of Hugging Face do."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.next = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.next < self.count:
+            self.next += 1
+            yield self.next - 1
+
+    def state_dict(self) -> dict[str, int]:
+        """Returns the number of the next one."""
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Goes on there."""
+        self.next = state["next"]
+
+
 def numbers_until(count: int, fails: bool) -> Iterator[int]:
     """Yields numbers, and then fails if it is to."""
     yield from range(count)
@@ -198,9 +243,11 @@ def reads(draw: st.DrawFn, *, fails: bool) -> Stream:
         return draw(streams_of_users(fails=fails))
     chain = draw(chains(4, fails=fails))
     own, spot = draw(st.sampled_from(READINGS)), draw(st.integers(0, SPOTS - 1))
+    allows_nones = draw(st.integers(0, 3)) == 3
 
     def built(place: Place) -> IterDataset[Any]:
-        return place.after(chain.dataset.to_iter_dataset(place.reading or own), spot)
+        stream = chain.dataset.to_iter_dataset(place.reading or own, allow_nones=allows_nones)
+        return place.after(stream, spot)
 
     skipped = Skipped(chain.oracle.length)
 
@@ -215,22 +262,26 @@ def reads(draw: st.DrawFn, *, fails: bool) -> Stream:
                     raise
                 skipped.add()
                 continue
-            if value is not None:
+            if value is not None or allows_nones:
                 yield position, position, value
 
     length = chain.oracle.length if chain.is_dense else None
-    return Stream(built, elements, length, chain.oracle.epoch_length, draws=chain.seeds, skipped=skipped)
+    return Stream(
+        built, elements, length, chain.oracle.epoch_length, seed=chain.seed, draws=chain.seeds, skipped=skipped
+    )
 
 
 @st.composite
 def streams_of_users(draw: st.DrawFn, *, fails: bool) -> Stream:
     """Draws numbers from 0 in a stream of a user, with states or without."""
     count = draw(st.integers(1, 12))
-    kinds = ["function", "with states", "without"]
+    kinds = ["function", "with states", "without", "list", "with a state_dict"]
     kind = draw(st.sampled_from([*kinds, "failing"] if fails else kinds))
     datasets: dict[str, Callable[[], IterDataset[Any]]] = {
         "function": lambda: IterDataset.source(functools.partial(numbers_until, count, False)),
         "failing": lambda: IterDataset.source(functools.partial(numbers_until, count, True)),
+        "list": lambda: IterDataset.source([*range(count)]),
+        "with a state_dict": lambda: IterDataset.source(Resumable(count)),
         "with states": lambda: Numbers(count),
         "without": lambda: Counted(count),
     }
@@ -284,7 +335,18 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:  # noq
     """Draws a stream and an operation after it."""
     stream = draw(streams(most_nodes - 1, fails=fails))
     spot = draw(st.integers(0, SPOTS - 1))
-    one_to_one = ["mark", "together", "position", "random", "seed", "ahead", *["fail"] * fails, "batch"]
+    one_to_one = [
+        "mark",
+        "together",
+        "position",
+        "random",
+        "seed",
+        "ahead",
+        "options",
+        *["fail"] * fails,
+        "batch",
+        "stack",
+    ]
     kinds = [*one_to_one, "keep", "split", "window", "pack", "rebatch"]
     kind = draw(st.sampled_from([*kinds, *["renumbered"] * 4]))
     changes: dict[str, Any] = {} if kind in one_to_one else {"is_one_to_one": False, "length": None}
@@ -300,10 +362,11 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:  # noq
         case "renumbered":
             return limited(draw(renumbered(stream, spot)), stream)
         case "mark":
-            apply, elements = lambda dataset: dataset.map(Mark()), mapped(Mark().map)
+            apply, elements = lambda dataset: dataset.pipe(IterDataset.map, Mark()), mapped(Mark().map)
         case "together":
             together = MarkTogether(draw(st.sampled_from([6, 99])) if fails else 99)
-            apply = lambda dataset: dataset.map(together)  # noqa: E731
+            given: tuple[Any, bool] = draw(st.sampled_from([(together, False), (together.map_batch, True)]))
+            apply = lambda dataset: dataset.map(given[0], batched=given[1])  # noqa: E731
             elements = mapped(blaming(together.map_one))
         case "fail":
             apply, elements = lambda dataset: dataset.map(FailSome()), mapped(blaming(FailSome().map))
@@ -324,8 +387,12 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:  # noq
                     yield position, index, Draw().random_map(value, rng)
 
         case "seed":
-            given = draw(st.sampled_from([0, 5, 7]))
-            changes, apply = {"seed": given}, lambda dataset: dataset.seed(given)
+            chosen = draw(st.sampled_from([0, 5, 7]))
+            changes, apply = {"seed": chosen}, lambda dataset: dataset.seed(chosen)
+        case "options":
+            ratio = draw(st.sampled_from([None, 0.5, 1.0]))
+            # For runs of 1,000 records, which are never read here.
+            apply = lambda dataset: dataset.options(filter_raise_threshold_ratio=ratio)  # noqa: E731
         case "ahead":
             # Threads make what is below, which changes nothing.
             options: Any = draw(st.sampled_from([MultiprocessingOptions(), ReadOptions(2, 4), ReadOptions(0, 0)]))
@@ -349,22 +416,40 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:  # noq
             changes = {"is_grouped": True}
             if length is not None:
                 changes["length"] = length // size if drops else -(-length // size)
+        case "stack":
+            # Arrays, which cross between processes in memory that both map.
+            size, pads = draw(st.integers(1, 5)), draw(st.booleans())
+            apply = lambda dataset: dataset.map(AsNumber()).batch(size, pad_remainder=pads).map(from_batch)  # noqa: E731
+            elements = lambda skips: each(  # noqa: E731
+                groups(mapped(AsNumber().map)(skips), size, drops=False),
+                lambda numbers: plain_batch(numbers, size if pads else None),
+            )
+            changes = {"is_grouped": True}
+            if stream.length is not None:
+                changes["length"] = -(-stream.length // size)
         case "keep":
             apply = lambda dataset: dataset.filter(KeepSome())  # noqa: E731
             elements = lambda skips: (one for one in before(skips) if KeepSome().filter(one[2]))  # noqa: E731
         case "split":
             operation = Split(draw(st.integers(1, 3)))
-            apply = lambda dataset: dataset.apply(operation)  # noqa: E731
+            apply = lambda dataset: dataset.flat_map(operation)  # noqa: E731
             elements = lambda skips: children(before(skips), operation)  # noqa: E731
         case "window":
-            shuffle = WindowShuffle(draw(st.integers(1, 6)), seed=3)
-            apply = lambda dataset: dataset.window_shuffle(shuffle.window_size, seed=3)  # noqa: E731
+            size, own = draw(st.integers(1, 6)), draw(st.sampled_from([None, 3]))
+            apply = lambda dataset: dataset.window_shuffle(size, seed=own)  # noqa: E731
+            # With the seed that it has derived from the nearest one, if it was given none.
+            shuffle: Any = vars(step_of(apply(stream.built(HERE))))["operation"]
             elements = lambda skips: PLAIN[WindowShuffle](shuffle, before(skips))  # noqa: E731
             changes["is_grouped"] = True
         case _:
             # Each element becomes a document or a batch, and what is made of these becomes tuples.
             packer = draw(packers() if kind == "pack" else st.builds(Rebatch, st.integers(1, 5), st.booleans()))
-            apply = lambda dataset: dataset.map(as_document).apply(packer).map(from_arrays)  # noqa: E731
+            packed: Any = (
+                (lambda documents: documents.rebatch(packer.batch_size, drop_remainder=packer.drop_remainder))
+                if isinstance(packer, Rebatch)
+                else lambda documents: documents.apply(packer)
+            )
+            apply = lambda dataset: packed(dataset.map(as_document)).map(from_arrays)  # noqa: E731
             elements = lambda skips: each(  # noqa: E731
                 PLAIN[type(packer)](packer, each(before(skips), as_document)), from_arrays
             )
@@ -409,6 +494,7 @@ def renumbered(draw: st.DrawFn, stream: Stream, spot: int) -> Stream:
             lambda parent: parent.repeat().take(2 * count),
             lambda skips: itertools.islice(repeated(None, skips), 2 * count),
         ),
+        (lambda parent: parent.cache(), values),
         (
             lambda parent: parent.take(count).concatenate(parent),
             lambda skips: itertools.chain(itertools.islice(values(skips), count), values(skips)),
@@ -437,6 +523,8 @@ def packers(draw: st.DrawFn) -> Transformation:
         BestFitPack(lengths, num_packing_bins=bins, shuffle_bins=False, max_sequences_per_bin=2),
         FirstFitPack({"x": 3}, num_packing_bins=bins, overflow="split"),
         ConcatThenSplit({"x": 5}),
+        TokenBudgetBatch(12, ["x"], max_batch_size=draw(st.sampled_from([None, 3])), padding_struct={"x": -1}),
+        BucketBatch([2, 4, 6], [3, 2, bins], ["x"], window_size=7),
     ]
     return draw(st.sampled_from(kinds))
 
@@ -456,11 +544,9 @@ Parts = list[Callable[[], Iterator[Any]]]
 
 @st.composite
 def combined(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:
-    """Draws a stream of several, without seeds: how these combine, another test says."""
+    """Draws a stream of several. How their seeds combine, another test says."""
     parts = draw(st.lists(streams(most_nodes // 2, fails=fails), min_size=1, max_size=3))
     spot, is_skipping = draw(st.integers(0, SPOTS - 1)), fails and len(parts) > 1 and draw(st.booleans())
-    if any(part.seed is not None for part in parts):
-        return parts[0]
     # A random map has the number of those on the path with most draws from its seed.
     seeds = {seed for part in parts for seed in part.draws}
     draws = tuple(seed for seed in seeds for _ in range(max(part.draws.count(seed) for part in parts)))
@@ -479,9 +565,14 @@ def combined(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:
         some: Parts = [functools.partial(of, number) for number in range(len(parts))]
         return iter(plain(some))
 
-    has_two_ends = any(part.has_two_ends for part in parts)
     joined = Stream(
-        built, numbered(values), draws=draws, is_one_to_one=False, is_straight=False, has_two_ends=has_two_ends
+        built,
+        numbered(values),
+        seed=nearest_seed(step_of(built(HERE))),
+        draws=draws,
+        is_one_to_one=False,
+        is_straight=False,
+        has_two_ends=any(part.has_two_ends for part in parts),
     )
     return limited(joined, parts[0])
 

@@ -50,15 +50,14 @@ def repeated(parent: Oracle, num_epochs: int, *, reseed_each_epoch: bool) -> Ora
     return Oracle(parent.length * num_epochs, at, parent.epoch_length)
 
 
-def sliced(parent: Oracle, rows: slice) -> Oracle:
+def taken(parent: Oracle, rows: Sequence[int]) -> Oracle:
     """Returns some positions of each epoch."""
-    picked = range(parent.length)[rows]
 
     def at(i: int) -> Element:
-        epoch, offset = divmod(i, len(picked))
-        return parent.at(epoch * parent.length + picked[offset])
+        epoch, offset = divmod(i, len(rows))
+        return parent.at(epoch * parent.length + rows[offset])
 
-    return Oracle(len(picked), at, parent.epoch_length if len(picked) == parent.length else len(picked))
+    return Oracle(len(rows), at, parent.epoch_length if len(rows) == parent.length else len(rows))
 
 
 def mapped(parent: Oracle, function: Callable[[Element], Element]) -> Oracle:
@@ -157,6 +156,16 @@ def selected(parts: Sequence[Oracle], pairs: Sequence[tuple[int, int]]) -> Oracl
     return Oracle(len(pairs), at, len(pairs))
 
 
+def selected_by(parts: Sequence[Oracle], selection: Any) -> Oracle:
+    """Returns what a map picks, which is asked for each position of each epoch."""
+
+    def at(i: int) -> Element:
+        part, position = selection[i]
+        return parts[part].at(position)
+
+    return Oracle(len(selection), at, len(selection))
+
+
 def zipped(parts: Sequence[Oracle]) -> Oracle:
     return Oracle(parts[0].length, lambda i: tuple(part.at(i) for part in parts), parts[0].epoch_length)
 
@@ -172,22 +181,48 @@ def next_owner(drawn: Sequence[int], weights: Sequence[int]) -> int:
     return min(due)[1]
 
 
-def mixed(parts: Sequence[Oracle], weights: Sequence[int]) -> Oracle:
-    """Returns the elements of datasets in turn, until one has no more."""
+def mixed(parts: Sequence[Oracle], changes: Sequence[tuple[int, Sequence[int]]], stop: str) -> Oracle:
+    """Returns the elements of datasets in turn, with other weights from some positions on.
 
-    def owners(count: int) -> list[int]:
-        drawn, order = [0] * len(weights), []
-        for _ in range(count):
-            order.append(next_owner(drawn, weights))
-            drawn[order[-1]] += 1
-        return order
+    It ends when a dataset that is due has no more, or when all have ended; then those that end earlier go on, or are
+    left out. Beyond the end, each goes on, or all begin their next epoch together.
+    """
+    lengths = [part.length for part in parts]
+
+    def order() -> Iterator[tuple[int, int] | None]:
+        """Yields the part and the position in it, and None before the end."""
+        drawn, counts, weights, has_ended = [0] * len(parts), [0] * len(parts), [0] * len(parts), False
+        for position in itertools.count():
+            over = [count >= length for count, length in zip(counts, lengths, strict=True)]
+            if stop != "first_exhausted" and all(over) and not has_ended:
+                has_ended = True
+                yield None
+            new = [weights for start, weights in changes if start == position]
+            just_over = stop == "drop_exhausted" and any(
+                is_over and weight for is_over, weight in zip(over, weights, strict=True)
+            )
+            if new or just_over:
+                weights = list([weights for start, weights in changes if start <= position][-1])
+                if stop == "drop_exhausted":
+                    weights = [0 if is_over else weight for weight, is_over in zip(weights, over, strict=True)]
+                drawn = [0] * len(parts)
+            part = next_owner(drawn, weights)
+            if stop == "first_exhausted" and over[part] and not has_ended:
+                has_ended = True
+                yield None
+            yield part, counts[part]
+            drawn[part] += 1
+            counts[part] += 1
+
+    length = sum(1 for _ in itertools.takewhile(lambda one: one is not None, order()))
 
     def at(i: int) -> Element:
-        order = owners(i + 1)
-        return parts[order[i]].at(order[:i].count(order[i]))
+        # All begin again together if they have all ended.
+        epoch, offset = divmod(i, length) if stop == "drop_exhausted" else (0, i)
+        turns = (turn for turn in order() if turn is not None)
+        part, position = next(itertools.islice(turns, offset, None))
+        return parts[part].at(epoch * lengths[part] + position)
 
-    order = owners(sum(part.length for part in parts) * sum(weights) + 1)
-    length = next(k for k, owner in enumerate(order) if order[:k].count(owner) == parts[owner].length)
     return Oracle(length, at, length)
 
 
