@@ -144,7 +144,7 @@ def checked_stop(stop: Any, length: int | None) -> int:
     if stop is None and length is None:
         raise ValueError("stop must be given for an endless order: each record comes again and again.")
     limit = position_limit(length)
-    return limit if stop is None else min(as_integer(stop, "stop", minimum=0), limit)
+    return limit if stop is None else min(as_integer(stop, "stop", minimum=0, maximum=None), limit)
 
 
 def equal_to(values: Numbers, asked: Numbers) -> tuple[Numbers, Numbers]:

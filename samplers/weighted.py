@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.core.checks import as_integer, named_arguments
+from millstream.core.checks import LARGEST_COUNT, as_integer, named_arguments
 from millstream.core.randomness import Purpose, derive_seed, derive_seeds
 from millstream.samplers.order import EpochSampler, KeyCycles, amounts, by_number, spread
 from millstream.samplers.permutation import permute
@@ -141,7 +141,7 @@ class WeightedSampler(EpochSampler):
         Raises:
             ValueError: the weights are not valid, or the order ends before the position.
         """
-        position = as_integer(position, "position", minimum=0)
+        position = as_integer(position, "position", minimum=0, maximum=LARGEST_COUNT - 1)
         if self.length is not None and position >= self.length:
             raise ValueError(
                 f"position must be below {self.length}, because the order ends there, got {position}. For later "

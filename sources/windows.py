@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core import tree
-from millstream.core.checks import as_integer, named_arguments
+from millstream.core.checks import LARGEST_COUNT, as_integer, named_arguments
 from millstream.core.columnar import ColumnarRecords, stack_objects, stack_texts
 from millstream.sources.base import (
     ReadsSource,
@@ -71,8 +71,8 @@ class WindowDataSource(ReadsSource):
                 "the windows below it: MapDataset.source(WindowDataSource(...)).random_map(...)."
             )
         self.source = source
-        self.size = as_integer(size, "size", minimum=1)
-        self.stride = as_integer(stride, "stride", minimum=1)
+        self.size = as_integer(size, "size", minimum=1, maximum=LARGEST_COUNT - 1)
+        self.stride = as_integer(stride, "stride", minimum=1, maximum=LARGEST_COUNT - 1)
         if groups is not None and lengths is not None:
             raise ValueError("groups and lengths exclude each other: windows are of records, or within them. Pass one.")
         self._is_within = lengths is not None

@@ -15,11 +15,11 @@ Class = TypeVar("Class", bound=type)
 Options = TypeVar("Options")
 
 
-LARGEST_INTEGER = (1 << 63) - 1
-"""The largest integer of an int64 array, which counts of records, positions and bytes are in."""
+LARGEST_COUNT = 1 << 63
+"""The largest number of records, positions or bytes, whose indices are in int64 arrays."""
 
 
-def as_integer(value: object, name: str, minimum: int | None = None, maximum: int | None = LARGEST_INTEGER) -> int:
+def as_integer(value: object, name: str, minimum: int | None = None, maximum: int | None = LARGEST_COUNT) -> int:
     """Returns a plain int from `minimum` to `maximum`. NumPy's integers are integers; booleans and floats are not."""
     try:
         integer = operator.index(value)  # type: ignore[arg-type]  # what has no index raises TypeError
@@ -36,7 +36,7 @@ def as_integer(value: object, name: str, minimum: int | None = None, maximum: in
 
 def as_integer_or_none(value: object, name: str) -> int | None:
     """Returns a plain int of at least 1 as `as_integer` does, or None for None."""
-    number = None if value is None else as_integer(value, name)
+    number = None if value is None else as_integer(value, name, maximum=None)
     if number is not None and number < 1:
         raise ValueError(f"{name} must be at least 1, or None, got {number}.")
     return number

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.core.checks import as_integer, is_listed
+from millstream.core.checks import LARGEST_COUNT, as_integer, is_listed
 from millstream.samplers.base import POSITION_LIMIT
 from millstream.samplers.mixtures.proportions import earliest_position, proportions
 from millstream.samplers.order import by_number
@@ -311,7 +311,7 @@ class Mixing:
         Names in `optional` may lack a weight, which is then 0. If the same weights hold before, nothing changes at the
         position, because their period would begin again.
         """
-        position = as_integer(position, "position", minimum=0)
+        position = as_integer(position, "position", minimum=0, maximum=LARGEST_COUNT - 1)
         if position >= POSITION_LIMIT:
             raise ValueError(f"position must be between 0 and {POSITION_LIMIT - 1}, got {position}.")
         changed = checked_weights(weights, self.names, optional)
