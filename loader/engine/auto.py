@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 from millstream.core.signals import is_from_signal_handler
 from millstream.core.warn import log_info, log_warning
 from millstream.loader.engine.engine import Budget, Engine, GivenUp, ReadAhead
-from millstream.loader.engine.worker_choice import STARVING, Window, WorkerChoice
+from millstream.loader.engine.worker_choice import Window, Windows, WorkerChoice
 from millstream.loader.measuring import ExecutorStatus, Profiler, Scheduling, scheduling_of_threads
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
@@ -25,22 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from millstream.loader.engine.crew import WorkerSlots
-
-WINDOW_SECONDS = 0.1
-MAX_WINDOW_SECONDS = 1.0
-"""The choice is considered at most this often: first soon, and less and less often while nothing changes."""
-
-QUICK_SECONDS = 2e-4
-"""Measuring shorter requests would take a noticeable part of them. So it rests between two windows."""
-
-REST_SECONDS = 1.0
-"""The time of such a rest."""
-
-
-MIN_SLICE_SECONDS = 1e-4
-"""Threads that compute have a core for longer than this when they get one, on average: 115 to 360 µs while they also
-wait for each other, on a machine whose cores each had some eight processes ready. Threads that sleep had 18 to 76 µs.
-"""
 
 
 class StartWorkers(Protocol):
@@ -80,11 +64,9 @@ class AutoEngine(Engine):
         self._is_closed = False
         self._has_more_reads = False
         self._widen()
-        # The measurements so far, since a time, at which the workers had used this processor time. None before outputs.
-        self._window = Window()
-        self._since: float | None = None
-        self._worked = self._resumes_at = 0.0
-        self._length = WINDOW_SECONDS
+        self._windows = Windows()
+        # The processor time of the workers when the window began.
+        self._worked = 0.0
         # The scheduling when the window began; None if it is not needed, because reading it takes long.
         self._scheduling: Scheduling | None = None
         if choice.num_workers:
@@ -96,7 +78,7 @@ class AutoEngine(Engine):
 
     def next_outputs(self) -> Outputs | None:
         begin = time.perf_counter()
-        is_measured = begin >= self._resumes_at and not self._choice.is_final
+        is_measured = self._windows.are_due(begin) and not self._choice.is_final
         computed = time.process_time() if is_measured else 0.0
         try:
             outputs = super().next_outputs()
@@ -143,8 +125,7 @@ class AutoEngine(Engine):
         if workers is not None and self.budget is not workers and self._before is None:
             workers.accept()
             if workers.place.are_ready:
-                if self._window.batches:
-                    self._choice.record_start(self._window)
+                self._choice.record_start(self._windows.window)
                 self._move(workers)
         super()._begin()
 
@@ -168,41 +149,26 @@ class AutoEngine(Engine):
 
     def _record(self, now: float, request: Window) -> None:
         """Adds a request that has ended now. Moves, starts or ends workers if the choice has changed."""
-        if self._since is None:
+        if not self._windows.have_begun:
             # The first outputs are late, because nothing was ready, and user code loads what it needs.
             self._begin_window(now)
-            if self._choice.num_workers and self._workers is None:
-                # This loader had them in earlier passes.
-                self._start()
             return
-        self._window += request
-        seconds = now - self._since
-        if seconds < self._length or not self._window.batches:
-            return
+        window = self._windows.add(now, request)
         workers = self._workers
-        window = self._window._replace(seconds=seconds, worked=max(0.0, self._profiler.core_seconds - self._worked))
+        if window is None or (workers is not None and self.budget is not workers):
+            # While workers start, the window goes on: `_begin` needs the measurements.
+            return
+        window = window._replace(worked=max(0.0, self._profiler.core_seconds - self._worked))
         if workers is None:
-            window = self._with_delays(window)
-            self._choice.record(window)
-            self._widen()
-            self._length = min(2 * self._length, MAX_WINDOW_SECONDS)
+            # The loader may have had some in earlier passes.
+            if not self._choice.num_workers and (known := self._with_delays(window)) is not None:
+                self._choice.record(known)
+                self._widen()
             if self._choice.num_workers:
                 self._start()
-            elif window.wait_per_batch < QUICK_SECONDS:
-                self._resumes_at, self._since = now + REST_SECONDS, None
-                return
-        elif self.budget is not workers:
-            # They start: `_begin` needs the measurements.
-            return
         elif self._before is None and workers.place.are_ready:
             self._choose(workers, window)
-            is_quick = (
-                self._choice.is_settled and window.wait_share > STARVING and window.wait_per_batch < QUICK_SECONDS
-            )
-            if is_quick and self.budget is workers:
-                self._resumes_at, self._since = now + REST_SECONDS, None
-                return
-        self._begin_window(time.perf_counter())
+        self._begin_window(time.perf_counter(), rests=self._choice.rests_after(window))
 
     def _widen(self) -> None:
         """Lets more threads of this process read, if that was chosen."""
@@ -211,19 +177,16 @@ class AutoEngine(Engine):
             self._has_more_reads = True
             budget.widen(reading)
 
-    def _with_delays(self, window: Window) -> Window:
-        """Returns a window with the time in which threads that compute had no core, if that matters and is known.
-
-        Threads that wait for something else have one for moments only, and may be late at each of them.
-        """
+    def _with_delays(self, window: Window) -> Window | None:
+        """Returns a window with the time in which threads had no core; None if that matters and is not known yet."""
         before, self._scheduling = self._scheduling, scheduling_of_threads() if window.seems_to_wait else None
-        if before is None or self._scheduling is None:
+        if self._scheduling is None:
             return window
-        computed, delayed, slices = (now - then for now, then in zip(self._scheduling, before, strict=True))
-        return window._replace(delayed=max(0.0, delayed)) if computed > MIN_SLICE_SECONDS * slices else window
+        return None if before is None else window.with_scheduling(before, self._scheduling)
 
-    def _begin_window(self, now: float) -> None:
-        self._window, self._since, self._worked = Window(), now, self._profiler.core_seconds
+    def _begin_window(self, now: float, *, rests: bool = False) -> None:
+        self._windows.begin(now, rests=rests)
+        self._worked = self._profiler.core_seconds
 
     def _choose(self, workers: "WorkerSlots", window: Window) -> None:
         """Changes the number of workers that run."""
@@ -243,7 +206,7 @@ class AutoEngine(Engine):
         """Begins the next calls in another place. The budget before completes those that have begun."""
         self._before, self.budget = self.budget, budget
         self.local.substream = budget.substream
-        self._length, self._scheduling = WINDOW_SECONDS, None
+        self._windows, self._scheduling = Windows(), None
         self._begin_window(time.perf_counter())
         self._log_choice()
 

@@ -2,17 +2,21 @@
 
 import contextlib
 import functools
+import itertools
 import os
 import random
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import millstream
 from millstream.errors import WorkerDiedError
+from millstream.loader.engine import worker_choice
 from millstream.loader.engine.auto import AutoEngine
 from millstream.loader.engine.processes import Processes
 from millstream.loader.engine.worker_choice import Window, WorkerChoice
@@ -81,7 +85,7 @@ def test_no_process_starts_before_the_first_batch(choose: Callable[..., None]) -
 
 def test_no_process_ever_starts_for_what_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operation that waits, and uses no processor time, stays in this process by the rule that is in use."""
-    monkeypatch.setattr("millstream.loader.engine.auto.WINDOW_SECONDS", 0.0)
+    monkeypatch.setattr("millstream.loader.engine.worker_choice.MAX_WINDOW_SECONDS", 0.0)
     moment = threading.Event()
 
     def wait(element: int) -> int:
@@ -167,6 +171,70 @@ def test_what_cannot_be_pickled_stays_here(choose: Callable[..., None], caplog: 
         assert "lock" in str(loader.summary())
     (record,) = [record for record in caplog.records if "auto" in record.getMessage()]
     assert "Map(" in record.getMessage()
+
+
+class Gated:
+    """An operation that workers cannot read before the trainer opens a gate, which is a named pipe."""
+
+    def __init__(self, gate: Path) -> None:
+        self.gate = gate
+
+    def __call__(self, element: int) -> int:
+        return is_trainer(element)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state["gate"].read_bytes()
+
+
+def test_this_process_works_until_the_workers_are_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long they take to start. The waits meanwhile count as those without them."""
+    starts: list[Window] = []
+    move_as(monkeypatch, lambda choice, _: choice.keep(1, "a test"), waits=False)
+    monkeypatch.setattr(WorkerChoice, "record_start", lambda _, window: starts.append(window))
+    os.mkfifo(tmp_path / "gate")
+    options = {"data_source": range(1 << 20), "sampler": millstream.IndexSampler(1 << 20, num_epochs=1)}
+    with auto(Gated(tmp_path / "gate"), stall_timeout=10.0, **options) as loader, iter(loader) as iterator:
+        assert next(iterator).all()
+        while not pids_of(iterator):
+            assert next(iterator).all()
+        for _ in range(10):
+            assert next(iterator).all()
+        assert not starts
+        (tmp_path / "gate").write_bytes(b"")
+        num_here = sum(1 for _ in itertools.takewhile(np.all, iterator))
+    assert starts[0].batches == 10 + num_here
+    assert starts[0].waited > 0
+
+
+def test_a_pass_without_idle_workers_starts_those_that_were_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If they have ended since the last pass, others begin after the first outputs, and nothing is measured before."""
+    recorded: list[int] = []
+    move_as(monkeypatch, lambda choice, _: recorded.append(choice.num_workers))
+    with auto(is_trainer, **MANY) as loader:
+        assert loader._execution.choice is not None
+        loader._execution.choice.keep(2, "of the pass before")
+        with iter(loader) as iterator:
+            assert next(iterator).all()
+            while not pids_of(iterator):
+                assert next(iterator).all()
+            assert not recorded
+            assert not list(iterator)[-1].any()
+            assert loader._execution.choice.num_workers == 2
+
+
+def test_requests_that_are_quick_are_hardly_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two windows, the trainer has its time for itself; others are measured one after another."""
+    recorded: list[Window] = []
+    move_as(monkeypatch, lambda _, window: recorded.append(window))
+    for costly, is_quick in ((1e9, True), (0.0, False)):
+        recorded.clear()
+        monkeypatch.setattr(worker_choice, "COSTLY_SECONDS", costly)
+        monkeypatch.setattr(worker_choice, "PAUSE_OF_WINDOWS", 1e9)
+        with auto(read_options=millstream.ReadOptions(0)) as loader:
+            assert batches(loader) == EXPECTED
+        # The first outputs are late. And it may have to be known first whether threads lack cores.
+        assert len(recorded) <= 1 if is_quick else len(recorded) >= len(EXPECTED) - 3
+        assert all(window.batches == 1 for window in recorded)
 
 
 class OnlyHere:

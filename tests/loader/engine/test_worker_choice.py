@@ -12,9 +12,11 @@ from millstream.loader.engine.worker_choice import (
     TRIAL_BATCHES,
     TRIAL_SECONDS,
     Window,
+    Windows,
     WorkerChoice,
     widened,
 )
+from millstream.loader.measuring import Scheduling
 from millstream.loader.threads.options import ReadOptions
 
 CORES = 16
@@ -42,6 +44,64 @@ def settled(choice: WorkerChoice, measure: Callable[[int], Window], num_windows:
         if choice.num_workers != numbers[-1]:
             numbers.append(choice.num_workers)
     return numbers
+
+
+def ends(windows: Windows, begin: float, step: float, count: int = 1, *, rests: bool = False) -> list[float]:
+    """Returns the lengths of the windows of a minute with a request in each step of it."""
+    windows.begin(begin, rests=rests)
+    lengths = []
+    for number in range(1, round(60 / step)):
+        now = begin + number * step
+        if windows.are_due(now - step) and (window := windows.add(now, Window(0.0, count, step / 2))) is not None:
+            assert window.waited == pytest.approx(window.batches * step / 2)
+            lengths.append(window.seconds)
+            windows.begin(now, rests=rests)
+    return lengths
+
+
+def test_windows_become_longer_while_nothing_changes() -> None:
+    """The first one ends after 0.1 s, and each takes twice as long as the one before, up to a second."""
+    windows = Windows()
+    assert not windows.have_begun
+    assert windows.are_due(0.0)
+    lengths = ends(windows, 100.0, 1 / 64)
+    assert windows.have_begun
+    assert lengths[:5] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0], abs=1 / 64)
+    assert set(lengths[4:]) == {1.0}
+
+
+def test_a_window_has_a_request_that_delivered_something() -> None:
+    """A slow batch makes it longer, and it never ends without one."""
+    assert ends(Windows(), 0.0, 3.0)[0] == 3.0
+    assert ends(Windows(), 0.0, 0.5, count=0) == []
+
+
+def test_windows_of_quick_requests_are_short_and_rare() -> None:
+    """They are 0.1 s long, and there is a second between them."""
+    lengths = ends(Windows(), 0.0, 1 / 64, rests=True)
+    assert set(lengths) == {7 / 64}
+    assert len(lengths) in range(52, 56)
+
+
+def test_only_requests_that_measuring_would_slow_down_are_left_out() -> None:
+    """The trainer waits for them, they are short, and no step is on trial: what is measured then is urgent."""
+    choice, quick = WorkerChoice(CORES), window(1e-4)
+    assert choice.rests_after(quick)
+    assert not choice.rests_after(window(3e-4))
+    assert not choice.rests_after(window(1e-4, trainer=0.01))
+    choice.record(quick)
+    assert not choice.is_settled
+    assert not choice.rests_after(quick)
+
+
+@pytest.mark.parametrize(("slices", "delayed"), [(1_000, 0.3), (10_000, 0.0)], ids=["compute", "wait"])
+def test_threads_lack_cores_if_they_keep_those_that_they_get(slices: int, delayed: float) -> None:
+    """Threads that wait are late at each of many moments, which is no lack of cores."""
+    before = Scheduling(1.0, 2.0, 500)
+    measured = STARVED.with_scheduling(before, Scheduling(1.4, 2.3, 500 + slices))
+    assert measured == STARVED._replace(delayed=pytest.approx(delayed))
+    # A thread with a delay of 2 s has ended.
+    assert STARVED.with_scheduling(before, Scheduling(1.4, 0.1, 600)).delayed == 0
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
-from millstream.loader.engine import auto, policy
+from millstream.loader.engine import policy, worker_choice
 from millstream.loader.engine.processes import Processes
 from millstream.loader.engine.worker_choice import Window, WorkerChoice
 
 
-def move_as(patch: pytest.MonkeyPatch, choose: Callable[[WorkerChoice, Window], None]) -> None:
+def move_as(patch: pytest.MonkeyPatch, choose: Callable[[WorkerChoice, Window], None], *, waits: bool = True) -> None:
     """Lets a function choose the number of workers after each output, and waits until new workers are ready."""
 
     def accept_until_ready(self: Processes) -> None:
@@ -20,10 +20,10 @@ def move_as(patch: pytest.MonkeyPatch, choose: Callable[[WorkerChoice, Window], 
 
     # One batch a call: otherwise a short stream would be over before it can move.
     patch.setattr(policy, "MAX_BATCHES_BYTES", 0)
-    patch.setattr(auto, "WINDOW_SECONDS", 0.0)
-    patch.setattr(auto, "MAX_WINDOW_SECONDS", 0.0)
-    patch.setattr(auto, "QUICK_SECONDS", 0.0)
-    patch.setattr(Processes, "accept", accept_until_ready)
+    patch.setattr(worker_choice, "MAX_WINDOW_SECONDS", 0.0)
+    patch.setattr(worker_choice, "COSTLY_SECONDS", 0.0)
+    if waits:
+        patch.setattr(Processes, "accept", accept_until_ready)
     patch.setattr(WorkerChoice, "record", choose)
 
 
