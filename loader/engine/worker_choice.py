@@ -358,11 +358,10 @@ class WorkerChoice:
     def _rest(self) -> None:
         trial, number = self._trial, self.num_workers
         self._trial = Window()
-        if trial.wait_share < RESTING and trial.worked < IDLE * number * trial.seconds and number > self._min_workers:
+        fewer = max(self._min_workers, math.ceil(number / 2))
+        if fewer < number and trial.wait_share < RESTING and trial.worked < IDLE * number * trial.seconds:
             self._has_rested = True
-            self._go(
-                max(self._min_workers, math.ceil(number / 2)), f"{number} used {trial.worked / trial.seconds:.1f} cores"
-            )
+            self._go(fewer, f"{number} used {trial.worked / trial.seconds:.1f} cores")
 
     def _go(self, num_workers: int, reason: str) -> None:
         self.num_workers, self.reason = num_workers, reason
