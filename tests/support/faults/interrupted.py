@@ -62,11 +62,27 @@ def interrupt_at(number: int, work: Callable[[], Any], within: str = "millstream
             raise Interruption
 
     try:
-        with before_instructions(check):
+        with before_instructions(check), losing_interruptions():
             work()
     except Interruption:
         return True
     return is_over
+
+
+@contextlib.contextmanager
+def losing_interruptions() -> Iterator[None]:
+    """Ignores interruptions in destructors and callbacks of Python's, which lose them as they lose Ctrl-C."""
+    report = sys.unraisablehook
+
+    def report_others(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, Interruption):
+            report(unraisable)
+
+    sys.unraisablehook = report_others
+    try:
+        yield
+    finally:
+        sys.unraisablehook = report
 
 
 @contextlib.contextmanager
