@@ -527,7 +527,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
         Args:
             batch_size: the number of elements per batch, at least 1.
-            drop_remainder: True to drop a last, incomplete batch.
+            drop_remainder: True to drop a last, incomplete batch. Its records are not errors, see `Batch`.
             batch_fn: the function that builds a batch from the list of its elements; None stacks them leaf by leaf.
             pad_remainder: True to fill a last, short batch: batches are `PaddedBatch`es, see `Batch`.
 

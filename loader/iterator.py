@@ -581,8 +581,12 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
     def _deliver_failures(self, error: BaseException | None) -> None:
         """Counts all failures before the end of the stream, or before the error of one too many."""
         failures = None if self._executor is None else self._executor.failures
-        # Of several logical shards, others may have been read further than the error.
-        if failures is not None and (error is None or (error is failures.error and len(self._start) == 1)):
+        if failures is None:
+            return
+        if error is None:
+            failures.end()
+        elif error is failures.error and len(self._start) == 1:
+            # Of several logical shards, others may have been read further than the error.
             failures.deliver(None)
 
     def _finish(self) -> None:

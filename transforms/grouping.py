@@ -74,6 +74,11 @@ class Grouping(abc.ABC):
         return True
 
     @property
+    def fixed_size(self) -> int | None:
+        """The number of elements in each full group; None if it depends on their sizes."""
+        return None
+
+    @property
     def output_size(self) -> int | None:
         """The size of one output if an element may span two groups; None if every element is in exactly one.
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core import tree
-from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.elements import Elements, Location
 from millstream.loader.pipeline.stages import LogicalShard, Stage
 from millstream.transforms.packing.rows import Rows
 
@@ -116,17 +116,20 @@ class FormedGroup(NamedTuple):
         elements: its elements, whose origins contain the group's decisions about each.
         start, end: the positions before its first output and after its last.
         other_ends: the positions after it in the other logical shards, if it has elements of several.
+        following: the largest number of groups that may follow it; None if it is not known.
     """
 
     elements: Elements
     start: Cursor
     end: Cursor
     other_ends: tuple[Cursor, ...] = ()
+    following: int | None = None
 
     @classmethod
-    def failed(cls, error: BaseException) -> Self:
+    def failed(cls, error: BaseException, following: int | None = None) -> Self:
+        """Returns an error in place of a group."""
         nowhere = Cursor(0, (0,))
-        return cls(Elements.failed(error), nowhere, nowhere)
+        return cls(Elements.failed(error), nowhere, nowhere, following=following)
 
 
 class Outputs(abc.ABC):
@@ -136,7 +139,7 @@ class Outputs(abc.ABC):
         values: the outputs. Rows that were built together stay together, so consecutive ones form a batch already.
         origins: the origin of each output.
         error: the error in place of the next output, if any.
-        error_block: the block of the error; None if it is not known.
+        error_at: the record that the error belongs to; None if it belongs to no single record.
         first: the number of outputs at the start that were consumed before the schedule began.
         num_records: the number of records, or of elements of the stage before, that they were made from.
         failures: the records among them that failed, and were skipped or replaced.
@@ -148,16 +151,32 @@ class Outputs(abc.ABC):
         self.values = values if type(values) is Rows else list(values)
         self.origins = elements.origins
         self.error = elements.error
-        self.error_block = None if elements.at is None else elements.at.block
+        self.error_at = elements.at
+        self._is_error_of_stream = False
         self.failures = elements.failures
         self.first = min(first, len(elements.values))
         self.num_records = num_records
         self.num_bytes = num_bytes(values)
 
-    def end_with(self, error: BaseException, row: int, block: int | None) -> None:
-        """Replaces the outputs from a row on by an error."""
+    def end_with(self, error: BaseException, row: int, at: Location, *, is_of_stream: bool = False) -> None:
+        """Replaces the outputs from a row on by an error.
+
+        One that is of the stream, not of a record, is raised even if a Batch drops the last elements.
+        """
+        self._is_error_of_stream = is_of_stream
         self.values, self.origins = self.values[:row], self.origins.take(slice(row))
-        self.first, self.error, self.error_block = min(self.first, row), error, block
+        self.first, self.error, self.error_at = min(self.first, row), error, at
+
+    @abc.abstractmethod
+    def num_after(self, row: int) -> int | None:
+        """Returns the largest number of outputs of the logical shard after output `row`; None if it is not known.
+
+        It depends on what is before them only, not on which of them are computed.
+        """
+
+    @abc.abstractmethod
+    def num_lost(self) -> int | None:
+        """Returns the largest number of outputs in place of the error and after it; None if it is not known."""
 
     @abc.abstractmethod
     def after(self, row: int) -> Cursor:
@@ -175,6 +194,15 @@ class BlockOutputs(Outputs):
         super().__init__(elements, first, num_records)
         self._shard = shard
         self._stop = stop
+
+    def num_after(self, row: int) -> int | None:
+        count = self._shard.outputs_from(int(self.origins.block[row]), int(self.origins.position[row]))
+        return None if count is None else count - 1
+
+    def num_lost(self) -> int | None:
+        if self.error_at is None or self._is_error_of_stream:
+            return None
+        return self._shard.outputs_from(self.error_at.block, self.error_at.position)
 
     def after(self, row: int) -> Cursor:
         if self._shard.one_to_one and row + 1 == len(self.values) and self.error is None:
@@ -194,7 +222,7 @@ class BlockOutputs(Outputs):
 
     def _error_may_follow(self, block: int) -> bool:
         """Returns True if the error may be in a block that has an output before it."""
-        is_later = self.error_block is not None and self.error_block > block
+        is_later = self.error_at is not None and self.error_at.block > block
         return self.error is not None and not is_later and not self._shard.one_to_one
 
 
@@ -202,7 +230,8 @@ class GroupOutputs(Outputs):
     """Outputs of a later stage, made of one group.
 
     `span` has the positions before the first output, consumed ones included, and after the last; then the positions
-    after the last in other logical shards, if the group has elements of several.
+    after the last in other logical shards, if the group has elements of several; then the largest number of groups that
+    may follow.
     """
 
     def __init__(
@@ -210,15 +239,22 @@ class GroupOutputs(Outputs):
         elements: Elements,
         first: int,
         num_records: int,
-        span: tuple[Cursor, Cursor, tuple[Cursor, ...]],
+        span: tuple[Cursor, Cursor, tuple[Cursor, ...], int | None],
         stage: Stage,
     ) -> None:
         super().__init__(elements, first, num_records)
-        self._start, self._end, self._other_ends = span
+        self._start, self._end, self._other_ends, following = span
+        self._following = None if stage.splits else following
         self._unit = stage.unit
         self._units: NDArray[np.int64] | None = None
         if stage.divides_units:
             self._units, self.origins = self.origins.without_unit_numbers()
+
+    def num_after(self, row: int) -> int | None:
+        return None if self._following is None else self._following + len(self.values) - 1 - row
+
+    def num_lost(self) -> int | None:
+        return None if self._following is None else self._following + 1
 
     def after(self, row: int) -> Cursor:
         if row + 1 == len(self.values) and self.error is None:

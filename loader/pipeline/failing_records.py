@@ -8,9 +8,14 @@ If no operation before the first Batch drops, splits or regroups, records keep t
 then replaced by the next key that works, in key order. Otherwise, all elements of the record are dropped. Both are pure
 functions of the record: threads, workers and call sizes do not matter.
 
-A failure is counted once it is delivered to the training loop, not when a thread or worker finds it in advance.
+A failure is counted once it is delivered to the training loop, not when a thread or worker finds it in advance. Those
+in a remainder that a Batch drops are never delivered.
+
+If all records fail, that is an error, because an endless stream would have no next element. All have failed if so many
+did in consecutive blocks without an element. Blocks count, not calls, because a stream can be resumed at a block.
 """
 
+import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +27,7 @@ from numpy.typing import NDArray
 from millstream.core.signals import is_from_signal_handler
 from millstream.core.warn import log_warning
 from millstream.loader.pipeline.calls import Cursor, Outputs, Position
-from millstream.loader.pipeline.elements import Elements, FailedRecord, Origins, SourceEnded, add_note
+from millstream.loader.pipeline.elements import Elements, FailedRecord, Location, Origins, SourceEnded, add_note
 from millstream.loader.pipeline.pipeline import Tolerance
 from millstream.samplers.balanced import BalancedSampler
 from millstream.samplers.base import is_mixed, largest_key
@@ -67,10 +72,12 @@ class ErrorLog:
     Args:
         tolerance: the number of records that may fail.
         num_records: the number of records. If so many fail in a row, that is an error whatever the tolerance.
+        drops_remainder: True if a Batch may drop the last elements of the stream.
     """
 
-    def __init__(self, tolerance: Tolerance, num_records: int) -> None:
+    def __init__(self, tolerance: Tolerance, num_records: int, *, drops_remainder: bool) -> None:
         self.count = 0
+        self.drops_remainder = drops_remainder
         self.max_errors = tolerance.max_errors
         self.num_records = num_records
         self._tolerance = tolerance
@@ -80,7 +87,7 @@ class ErrorLog:
 
     def emptied(self) -> "ErrorLog":
         """Returns a log of other passes."""
-        return ErrorLog(self._tolerance, self.num_records)
+        return ErrorLog(self._tolerance, self.num_records, drops_remainder=self.drops_remainder)
 
     def texts(self, undelivered: Iterable[FailedRecord] = ()) -> dict[int, str]:
         """Returns the text of each error by record key, with those of other failures that are about to be recorded."""
@@ -113,6 +120,26 @@ class _Failure(NamedTuple):
         return (self.block, self.outputs_before) < (cursor.block, cursor.skip[0])
 
 
+@dataclasses.dataclass
+class _InARow:
+    """The number of failures in consecutive blocks without an element, from block `first` on."""
+
+    first: int = 0
+    count: int = 0
+
+    def add(self, block: int, with_elements: NDArray[np.int64]) -> None:
+        """Counts a failure in a block, given the blocks of the elements of its call, in order."""
+        self._begin_after(with_elements[: np.searchsorted(with_elements, block, side="right")])
+        self.count += block >= self.first
+
+    def end_call(self, with_elements: NDArray[np.int64]) -> None:
+        self._begin_after(with_elements)
+
+    def _begin_after(self, with_elements: NDArray[np.int64]) -> None:
+        if len(with_elements) and with_elements[-1] >= self.first:
+            self.first, self.count = int(with_elements[-1]) + 1, 0
+
+
 FailuresByShard: TypeAlias = list[list[_Failure]]
 """Failures of each logical shard, in order."""
 
@@ -140,49 +167,58 @@ class FailuresOfPass:
         # bounded by the tolerance, and without one they stay empty.
         self._keys: list[set[int]] = [set() for _ in start]
         self._grouped_keys: set[int] = set()
-        self._num_in_a_row = 0
+        self._in_a_row = [_InARow() for _ in start]
 
     def check(self, shard: int, outputs: Outputs, *, are_blocks: bool) -> None:
         """Records the failures in outputs of stage 0, in order. Truncates the outputs at the limit.
 
         `are_blocks` is True if each output consists of complete blocks, not of one record.
         """
-        origins = outputs.origins
-        if outputs.values:
-            self._num_in_a_row = 0
+        origins, in_a_row = outputs.origins, self._in_a_row[shard]
         for failure in outputs.failures:
             is_before = origins.block < failure.block if are_blocks else origins.position < failure.position
             before = 0 if are_blocks else int(np.count_nonzero(is_before & (origins.block == failure.block)))
             found = _Failure(failure.block, before, failure)
             if found.is_before(self._start[shard]):
                 continue
-            self._num_in_a_row += not outputs.values
-            if self._exceeds_limit(failure, self._keys[shard]):
-                outputs.end_with(self._refuse(failure), int(np.count_nonzero(is_before)), failure.block)
+            in_a_row.add(failure.block, origins.block)
+            none_left = self._log.max_errors is None and in_a_row.count >= self._log.num_records
+            if none_left or self._exceeds_limit(failure, self._keys[shard]):
+                row, at = int(np.count_nonzero(is_before)), Location(failure.position, failure.block)
+                outputs.end_with(self._refuse(failure), row, at, is_of_stream=none_left)
                 return
             self._undelivered[shard].append(found)
             if len(self._start) > 1:
                 self._ungrouped[shard].append(found)
+        in_a_row.end_call(origins.block)
 
-    def error_in_group(self, ends: Sequence[Cursor]) -> BaseException | None:
-        """Returns the error in place of a group of several logical shards, given the positions after it; else None."""
+    def error_in_group(self, ends: Sequence[Cursor | None]) -> BaseException | None:
+        """Returns the error in place of a group of several logical shards, if any.
+
+        `ends` are the positions after the group; None for shards that have ended.
+        """
         found: list[tuple[int, int, int, FailedRecord]] = []
         for shard, (failures, end) in enumerate(zip(self._ungrouped, ends, strict=True)):
-            while failures and failures[0].is_before(end):
+            while failures and (end is None or failures[0].is_before(end)):
                 block, before, record = failures.popleft()
                 found.append((block, before, shard, record))
         for *_, record in sorted(found, key=lambda failure: failure[:3]):
-            if self._log.max_errors is not None and self._exceeds_limit(record, self._grouped_keys):
+            if self._exceeds_limit(record, self._grouped_keys):
                 return self._refuse(record)
         return None
 
     def deliver(self, position: Position | None) -> None:
-        """Counts the failures before a position; with None, all of them, because the stream has ended."""
+        """Counts the failures before a position; with None, all of them."""
         for number, failures in enumerate(self._undelivered):
             while failures and (position is None or failures[0].is_before(position[number])):
                 # In this order: after an interrupt in between, recording it again changes nothing.
                 self._log.record(failures[0].record)
                 failures.popleft()
+
+    def end(self) -> None:
+        """Counts the failures after the last output, because the stream has ended."""
+        if not self._log.drops_remainder:
+            self.deliver(None)
 
     def before(self, position: Position) -> list[FailedRecord]:
         """Returns the failures before a position that were not counted yet. Thread-safe."""
@@ -213,7 +249,7 @@ class FailuresOfPass:
     def _exceeds_limit(self, failure: FailedRecord, keys: set[int]) -> bool:
         limit = self._log.max_errors
         if limit is None:
-            return self._num_in_a_row >= self._log.num_records
+            return False
         if failure.record_key in keys or self._log.knows(failure.record_key, self._base):
             return False
         if self._base + len(keys) >= limit:

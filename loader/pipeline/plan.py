@@ -104,12 +104,16 @@ class Plan:
         self.blocks_are_batches = bool(self.shards[0].first_batches)
         self.source_is_stream = self.source_may_depend_on_thread and len(source) >= MAX_HELD_RECORDS
         tolerance = pipeline.tolerance
-        self.errors = None if tolerance is None else ErrorLog(tolerance, len(source))
         read = _reader(pipeline)
         if not groups[0] or (tolerance is not None and groups[0][0].gathers):
             read = functools.partial(_read_within_depth, read, depth_step(f"reading from {type(source).__name__}"))
         self._read: Reader = read
         self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template)
+        self.errors: ErrorLog | None = None
+        if tolerance is not None:
+            groupings = [stage.grouping for stage in self.stages if stage.grouping is not None]
+            drops = not all(grouping.keeps_remainder for grouping in groupings)
+            self.errors = ErrorLog(tolerance, len(source), drops_remainder=drops)
         local = [stage.has_local_steps for stage in self.stages]
         self.num_remote_stages = local.index(True) if any(local) else len(local)
         first = self.stages[0]

@@ -59,12 +59,14 @@ class Partition:
     Attributes:
         block: the number of positions per block, at least 1.
         length: the number of positions in the sampler's order; None if it is endless.
+        tail_limit: the number of positions of this shard's part of the tail that are read; None for all of them.
     """
 
     block: int
     shard: ShardOptions
     length: int | None
     tail_rule: Tail
+    tail_limit: int | None = None
 
     @property
     def global_block(self) -> int:
@@ -87,7 +89,7 @@ class Partition:
         if self.tail_rule is Tail.TRIMMED:
             extra = 0
         first = index * share + min(index, extra)
-        return remainder[first : first + share + (index < extra)]
+        return remainder[first : first + share + (index < extra)][: self.tail_limit]
 
     @property
     def tail_share(self) -> int:
@@ -104,6 +106,17 @@ class Partition:
         """The number of blocks that can be requested: num_blocks, but no positions from 2**63 on."""
         limit = POSITION_LIMIT // self.global_block
         return limit if self.num_blocks is None else min(limit, self.num_blocks)
+
+    def positions_from(self, block: int, position: int) -> int:
+        """Returns the number of positions of this shard from one in a block on; -1 stands for the first in the block.
+
+        The order must not be endless.
+        """
+        complete = self.complete_blocks or 0
+        if block >= complete:
+            return len(self.tail) - max(0, position - self.tail.start) if block == complete else 0
+        first = block * self.global_block + self.shard.shard_index * self.block
+        return (complete - block) * self.block + len(self.tail) - max(0, position - first)
 
     def positions(self, start: int, stop: int) -> NDArray[np.int64]:
         last_complete = stop if self.complete_blocks is None else min(stop, self.complete_blocks)

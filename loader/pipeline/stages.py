@@ -41,6 +41,7 @@ class Stage(NamedTuple):
         divides_units: True if an output of the grouping may become no output of the stage, or several. A position then
             has two numbers for this stage: the consumed size of the group, and the outputs of the next unit.
         num_remote_steps: the number of steps before the first local operation (see `Pipeline.num_local`).
+        splits: True if an element may become several outputs.
         runs_user_code: True if the stage does more than copy elements. Otherwise the consumer runs it, because sending
             the elements to a worker would take longer.
     """
@@ -53,6 +54,7 @@ class Stage(NamedTuple):
     unit: int | None
     divides_units: bool
     num_remote_steps: int
+    splits: bool
     runs_user_code: bool
 
     def measured_by(self, instrument: Instrument) -> Self:
@@ -143,6 +145,7 @@ class _Uncompiled:
             filters=self.filters,
             unit=unit,
             divides_units=divides_units,
+            splits=may_split(operations),
             runs_user_code=self.is_first or len(operations) > 1 or not _only_copies(operations[0]),
         )
 
@@ -247,6 +250,7 @@ class LogicalShard(NamedTuple):
         block_limit: the number of blocks that can be requested: num_blocks, but no positions from 2**63 on.
         one_to_one: True if output k is block k: no operation drops, splits or regroups elements.
         tail_grows: True if the outputs of the tail are the first outputs of this block in a longer order.
+        splits: True if an element of stage 0 may become several outputs.
         locator: the locator for lookups by people, which take no time of the pipeline.
         first_batches: the Batches of stage 0.
     """
@@ -258,6 +262,7 @@ class LogicalShard(NamedTuple):
     block_limit: int
     one_to_one: bool
     tail_grows: bool
+    splits: bool
     locator: Locator
     first_batches: Sequence[Batch]
 
@@ -272,17 +277,18 @@ class LogicalShard(NamedTuple):
             tail_rule=tail_rule(pipeline.operations, shard),
         )
         tail_records = _tail_records(partition.tail_share, first_batches)
-        has_tail = tail_records or partition.tail_rule is Tail.PADDED
-        num_blocks = partition.num_blocks if has_tail else partition.complete_blocks
-        limit = partition.block_limit
+        if partition.tail_rule is not Tail.PADDED:
+            # What batches drop is not read.
+            partition = dataclasses.replace(partition, tail_limit=tail_records)
         return cls(
             number=number,
             partition=partition,
             tail_records=tail_records,
-            num_blocks=num_blocks,
-            block_limit=limit if num_blocks is None else min(limit, num_blocks),
+            num_blocks=partition.num_blocks,
+            block_limit=partition.block_limit,
             one_to_one=one_to_one,
             tail_grows=not one_to_one and not first_batches and shard.shard_count == 1,
+            splits=may_split(stages[0]),
             locator=Locator(pipeline.order, partition, len(pipeline.logical_shards)),
             first_batches=first_batches,
         )
@@ -294,6 +300,14 @@ class LogicalShard(NamedTuple):
         partition, tail = self.partition, self.partition.complete_blocks
         missing = partition.block - self.tail_records if tail is not None and first <= tail < stop else 0
         return (stop - first) * partition.block - missing
+
+    def outputs_from(self, block: int, position: int = -1) -> int | None:
+        """Returns the largest number of outputs of stage 0 from a position in a block on; None if it is not known."""
+        if self.num_blocks is None or self.splits:
+            return None
+        if self.first_batches:
+            return max(0, self.num_blocks - block)
+        return self.partition.positions_from(block, position)
 
     def are_delivered(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Returns True for each position that reaches an output of some shard of a 1:1 pipeline, shape (m,)."""
@@ -320,10 +334,14 @@ def records_per_block(stages: Sequence[Sequence[Transformation]], share: Batch |
     if first_batches := _first_batches(stages):
         return math.prod(batch.batch_size for batch in first_batches)
     # A record before a FlatMap may have more children than a batch has elements.
-    if len(stages) == 1 or any(isinstance(leaf, FlatMap) for operation in stages[0] for leaf in leaves(operation)):
+    if len(stages) == 1 or may_split(stages[0]):
         return 1
     regrouping = share if share is not None and len(stages) == 2 else stages[1][0]
     return regrouping.batch_size if isinstance(regrouping, Batch) else 1
+
+
+def may_split(operations: Sequence[Transformation]) -> bool:
+    return any(isinstance(leaf, FlatMap) for operation in operations for leaf in leaves(operation))
 
 
 def _first_batches(stages: Sequence[Sequence[Transformation]]) -> list[Batch]:

@@ -16,6 +16,16 @@ class BlockLeaf:
     def __init__(self, num_blocks: int | None, block: int) -> None:
         self._num_blocks = num_blocks
         self._block = block
+        self._held_back: int | None = None
+
+    def hold_back(self, stop: int) -> None:
+        """Ends before a block, until all are released."""
+        if self._num_blocks is not None and stop < self._num_blocks:
+            self._num_blocks, self._held_back = stop, self._num_blocks
+
+    def release(self) -> None:
+        if self._held_back is not None:
+            self._num_blocks, self._held_back = self._held_back, None
 
     def next_blocks(self, limit: int) -> int:
         last = self._num_blocks
@@ -93,6 +103,10 @@ class Branch:
             if stage.grouping is not None:
                 self._add_lane(stage, cursor, first)
             first = stop
+        if self.leaf is not None and self.lanes and (needed := self._needed_blocks(cursor)) is not None:
+            # Records of a remainder that a Batch drops are not read.
+            self.leaf.hold_back(needed)
+            self.may_read = self.leaf.next_blocks(1) > 0
         self._empty_epochs: EmptyEpochs | None = None
         self._windows: FilterWindows | None = None
         if any(stage.filters for stage in plan.stages):
@@ -102,7 +116,7 @@ class Branch:
     def _add_lane(self, stage: Stage, cursor: Cursor, first: int) -> None:
         from millstream.loader.scheduling.join import Lane  # noqa: PLC0415
 
-        self.lanes.append(Lane(stage, cursor, first))
+        self.lanes.append(Lane(stage, cursor, first, is_last=stage is self._plan.stages[-1]))
         self.inputs.append(self.lanes[-1])
 
     def _check_filters(self, block: int) -> None:
@@ -111,6 +125,25 @@ class Branch:
         self._empty_epochs = EmptyEpochs(self._plan)
         if any(limit is not None for limit in self._plan.pipeline.filter_limits) and self._plan.stages[0].filters:
             self._windows = FilterWindows(self._plan, block)
+
+    def _needed_blocks(self, cursor: Cursor) -> int | None:
+        """Returns the block after the last that outputs need if no element is dropped; None if all may be needed."""
+        count, groups = self.shard.outputs_from(cursor.block), list[tuple[int, int, int]]()
+        for skipped, stage in zip(cursor.skip, self._plan.stages[1:], strict=False):
+            size = None if stage.grouping is None else stage.grouping.fixed_size
+            if count is None or size is None or stage.grouping is None:
+                break
+            given = max(0, count - skipped)
+            groups.append((skipped, size, given))
+            count = given // size if not stage.grouping.keeps_remainder else -(-given // size)
+            if stage.filters or stage.splits:
+                break
+        if count is None or not groups:
+            return None
+        for skipped, size, given in reversed(groups):
+            count = skipped + min(given, count * size)
+        block = 1 if self.shard.first_batches else self.shard.partition.block
+        return cursor.block + -(-count // block)
 
     def next_blocks(self, limit: int) -> int:
         if not self.may_read:
@@ -126,3 +159,8 @@ class Branch:
             self._empty_epochs.record(call.stage, call.num_blocks, len(outputs.values))
         if self._windows is not None and isinstance(call, BlockCall):
             self._windows.check(outputs, call.stop)
+        num_full = call.num_blocks if self.shard.first_batches else call.num_records
+        if call.stage == 0 and self.leaf is not None and outputs.error is None and len(outputs.values) < num_full:
+            # Elements were dropped, so that others, which were held back, may fill the batches.
+            self.leaf.release()
+            self.may_read = self.leaf.next_blocks(1) > 0

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from millstream.core.warn import log_warning
 from millstream.loader.pipeline.calls import Outputs
+from millstream.loader.pipeline.elements import Location
 from millstream.loader.pipeline.plan import Plan
 
 EPOCHS_BETWEEN = 10
@@ -88,7 +89,7 @@ class FilterWindows:
             dropped = 1 - (self._kept + _num_different(positions[counted:row])) / WINDOW
             if self._exceeds_limit(dropped):
                 block = (self._end - 1) // self._plan.partition.global_block
-                outputs.end_with(ValueError(self._text(dropped, "error")), row, block)
+                outputs.end_with(ValueError(self._text(dropped, "error")), row, Location(self._end - 1, block))
                 return
             self._kept, counted, self._end = 0, row, self._end + WINDOW
         self._kept += _num_different(positions[counted:])

@@ -7,7 +7,10 @@
 A batch takes the same number of elements from each logical shard, in their order, whenever they arrive. Its content
 depends on these logical shards only, not on which others the same shard runs. At the end of the streams, a batch
 contains the remaining elements, or is omitted if it would be short. An error of a logical shard is raised in place of
-the first batch that lacks its share.
+the first batch that lacks its share, whichever other shares are missing.
+
+If short batches are omitted, an error is none if too few records would be left to fill a batch, had they not failed:
+nothing depends on these. So an error in the remainder is the same whether that is read or not.
 
 The position of a group is the position, in the stage before, of the first element that is not consumed. If a group may
 begin within an element, it also contains the part of the element that is consumed.
@@ -30,6 +33,7 @@ class Lane:
     Args:
         stage: the stage.
         cursor: the position of the first output of the stream, `number` of whose numbers are of the stages before.
+        is_last: True if no stage follows.
 
     Attributes:
         groups: the complete groups that were not taken, each a share of a group of the join if there is one.
@@ -40,11 +44,14 @@ class Lane:
         ready: the number of these elements that are not in a group of the join.
     """
 
-    def __init__(self, stage: Stage, cursor: Cursor, number: int) -> None:
+    def __init__(self, stage: Stage, cursor: Cursor, number: int, *, is_last: bool) -> None:
         if stage.grouping is None:
             raise AssertionError("stage 0 has a leaf")
+        self._size, self._is_last = stage.grouping.fixed_size, is_last
         self.groups: deque[FormedGroup] = deque()
         self.error: BaseException | None = None
+        # The largest number of groups that would follow in place of the error, and after it; None if it is not known.
+        self._lost: int | None = None
         self.has_ended = self.stops = False
         self.made = self.ready = 0
         self._grouping = stage.grouping
@@ -69,11 +76,22 @@ class Lane:
                 row += taken
             while self._group.is_full:
                 self.groups.append(self._take_group())
-        if isinstance(outputs.error, SourceEnded):
+        if outputs.error is None:
+            return
+        self._lost = None if self._size is None else self._num_groups(outputs.num_lost())
+        if isinstance(outputs.error, SourceEnded) or self._lost == 0:
+            # Too few records would be left to fill a group: it is dropped, whatever they are.
             self.end()
-        elif outputs.error is not None:
+        else:
             self._truncate()
             self.error, self.has_ended, self.stops = outputs.error, True, True
+
+    def _num_groups(self, following: int | None) -> int | None:
+        """Returns the largest number of groups of the elements that were taken and of some that follow."""
+        if following is None or self._size is None:
+            return None
+        complete, rest = divmod(sum([stop - row for _, row, stop in self._taken]) + following, self._size)
+        return complete + (rest > 0 and self._grouping.keeps_remainder)
 
     def end(self) -> None:
         """Forms the last, short group if it is to be kept, unless an error came before."""
@@ -81,7 +99,7 @@ class Lane:
             keeps = self._grouping.keeps_remainder
             if self._taken and keeps:
                 group = self._take_group()
-                self.groups.append(group._replace(end=group.end._replace(is_final=True)))
+                self.groups.append(group._replace(end=group.end._replace(is_final=True), following=0))
             self.has_ended, self.stops = True, not keeps
 
     def _truncate(self) -> None:
@@ -102,7 +120,10 @@ class Lane:
             # The remainder of the last element belongs to the next group.
             self._group.take(last.origins.sizes[:, stop - 1 : stop])
             self._taken.append((last, stop - 1, stop))
-        return FormedGroup(elements, start, self._within(used))
+        following = None
+        if self._size is not None and not self._is_last:
+            following = self._num_groups(last.num_after(stop - 1))
+        return FormedGroup(elements, start, self._within(used), following=following)
 
     def _elements(self) -> Elements:
         runs = [outputs.values[row:stop] for outputs, row, stop in self._taken]
@@ -129,9 +150,14 @@ class Lane:
         """Removes and returns the complete groups. An error is a group of its own, the last one."""
         groups, self.groups = self.groups, deque()
         if self.error is not None:
-            groups.append(FormedGroup.failed(self.error))
+            groups.append(FormedGroup.failed(self.error, self._lost and self._lost - 1))
             self.error = None
         return groups
+
+    @property
+    def is_at_last_share(self) -> bool:
+        """True if its share of the next group is short, so that it has ended."""
+        return not self.groups or len(self.groups[0].elements.values) != self._size
 
     def take_share(self) -> Cursor:
         """Removes the first group, if there is one, and returns the position after it."""
@@ -149,39 +175,59 @@ class Lane:
 class Join:
     """The groups in front of the last stage, of a share of each lane. No group follows once it has ended.
 
-    `check` returns the error in place of a group, if any, given the positions after it.
+    `check` returns the error in place of a group, if any, given the positions after it; None for lanes at their ends.
     """
 
     def __init__(
-        self, lanes: Sequence[Lane], check: "Callable[[Sequence[Cursor]], BaseException | None] | None"
+        self, lanes: Sequence[Lane], check: "Callable[[Sequence[Cursor | None]], BaseException | None] | None"
     ) -> None:
         self._lanes = lanes
         self._check = check
         # The first lane that may lack its share of the next group.
         self._next = 0
+        # True if a lane before it does, so that the group is dropped unless another one has an error in its place.
+        self._is_last = False
+        self._error: BaseException | None = None
         self.has_ended = False
 
     def take_groups(self) -> Sequence[FormedGroup]:
         groups: list[FormedGroup] = []
-        while not self.has_ended:
-            # Each lane is visited once per group: one that has its share keeps it.
-            while self._next < len(self._lanes):
-                lane = self._lanes[self._next]
-                if not lane.groups:
-                    if not lane.has_ended:
-                        return groups
-                    if lane.stops:
-                        self.has_ended = True
-                        return groups if lane.error is None else [*groups, FormedGroup.failed(lane.error)]
-                self._next += 1
-            self._next = 0
-            if shares := [lane.groups[0] for lane in self._lanes if lane.groups]:
-                elements = Elements.concatenate([share.elements for share in shares])
-                end, *others = [lane.take_share() for lane in self._lanes]
-                if self._check is not None and (error := self._check((end, *others))) is not None:
-                    self.has_ended = True
-                    return [*groups, FormedGroup.failed(error)]
-                groups.append(FormedGroup(elements, end, end, tuple(others)))
-            else:
-                self.has_ended = True
+        while not self.has_ended and self._has_shares():
+            group = self._next_group()
+            self.has_ended = group is None or group.elements.error is not None
+            if group is not None:
+                groups.append(group)
         return groups
+
+    def _has_shares(self) -> bool:
+        """Returns True if each lane has its share of the next group, or has ended, or if one has an error instead."""
+        # Each lane is visited once per group: one that has its share keeps it.
+        while self._next < len(self._lanes):
+            lane = self._lanes[self._next]
+            if not lane.groups:
+                if not lane.has_ended:
+                    return False
+                if lane.error is not None:
+                    self._error = lane.error
+                    return True
+                self._is_last = self._is_last or lane.stops
+            self._next += 1
+        self._next = 0
+        return True
+
+    def _next_group(self) -> FormedGroup | None:
+        """Returns the next group, or the error in its place; None at the end."""
+        if self._error is not None:
+            return FormedGroup.failed(self._error)
+        if self._is_last:
+            return None
+        shares = [lane.groups[0] for lane in self._lanes if lane.groups]
+        are_last = [lane.is_at_last_share for lane in self._lanes]
+        end, *others = [lane.take_share() for lane in self._lanes]
+        if self._check is not None:
+            ends = zip((end, *others), are_last, strict=True)
+            if (error := self._check([None if is_last else after for after, is_last in ends])) is not None:
+                return FormedGroup.failed(error)
+        if not shares:
+            return None
+        return FormedGroup(Elements.concatenate([share.elements for share in shares]), end, end, tuple(others))

@@ -44,7 +44,10 @@ class Batch(Transformation, Grouping):
     Attributes:
         batch_size: the number of elements per batch, at least 1. This is the size per shard; the global batch consists
             of the batches of all shards.
-        drop_remainder: True to drop a last, incomplete batch; False to return it.
+        drop_remainder: True to drop a last, incomplete batch; False to return it. The stream then ends where too few
+            records are left to fill a batch. They are not read, unless records before them were dropped, and none of
+            them is an error or counts as one. After an operation that splits or regroups elements, all are read, and
+            may be errors.
         batch_fn: the function that builds the batch from the list of its elements. None stacks them: each leaf of the
             structure becomes one array with a new first axis.
         pad_remainder: True to return every batch as a `PaddedBatch` of `batch_size` rows, with padding in the last one.
@@ -93,6 +96,10 @@ class Batch(Transformation, Grouping):
     def keeps_remainder(self) -> bool:
         """True if the last elements form a batch even if they are fewer than `batch_size`."""
         return not self.drop_remainder
+
+    @property
+    def fixed_size(self) -> int:
+        return self.batch_size
 
     def begin(self, skip: int = 0) -> CountingGroup:
         """Returns a group of `batch_size` elements, for elements that positions do not group."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import millstream
@@ -30,13 +30,17 @@ def test_skipping_equals_the_oracle(
     data: st.DataObject, pipeline: Pipeline, max_errors: int | None, num_threads: int
 ) -> None:
     """Substitutes, dropped records, other errors and the limit, inline and in threads; without a limit, it resumes."""
-    failing = Failing(len(pipeline.source) - 1 if max_errors is None else max_errors)
+    drops = any(getattr(operation, "drop_remainder", False) for operation in pipeline.operations)
+    # Which of several logical shards reads further in a remainder that none of them delivers is not the oracle's.
+    assume(not (drops and max_errors is not None and pipeline.shard.logical_shards))
+    failing = Failing(max_errors)
     expected = drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard, failing))
     options: dict[str, Any] = {"on_error": "skip", "max_errors": max_errors}
     loader = loader_of(pipeline, read_options=millstream.ReadOptions(num_threads), **options)
     with iter(loader) as iterator:
         assert expected == drain(iterator)
-        assert set(failing.keys) <= set(loader.errors)
+        # Those of a remainder that is dropped do not count.
+        assert set(failing.keys[: failing.num_delivered] if drops else failing.keys) <= set(loader.errors)
         # The error of too many comes each time.
         assert expected[1] is None or expected[1] == drain(iterator)[1]
         if max_errors is None:
