@@ -32,7 +32,7 @@ from millstream.loader.engine.engine import Engine, GivenUp
 from millstream.loader.execution import Execution
 from millstream.loader.measuring import ExecutorStatus
 from millstream.loader.pipeline.calls import Blocks, Cursor, Outputs, Position
-from millstream.loader.pipeline.elements import Elements, FailedRecord, Origins, SourceEnded
+from millstream.loader.pipeline.elements import END, Elements, End, FailedRecord, Lack, Origins, SourceEnded
 from millstream.loader.pipeline.steps import copies_of_held, writable_copies
 from millstream.loader.run_changes import Beginning, RunningIterator, state_of
 from millstream.loader.threads.waiting import Watch, watch
@@ -192,7 +192,8 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
             if is_in_use:
                 raise ValueError(self._in_use)
             try:
-                self._fetch()
+                if self._fetch() is not None:
+                    raise StopIteration
             finally:
                 self._is_in_use = False
         # There is no call and no backward jump from here to the end, see above: no output is lost between two lines,
@@ -204,12 +205,22 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         values[row] = None
         return value
 
-    def fetch(self, *, shares: bool = False) -> None:
-        """Fetches outputs if all were taken, as `next`. With `shares`, operations get them, which change none."""
+    def fetch(self, *, shares: bool = False) -> Lack | None:
+        """Fetches outputs if all were taken, as `next`, but waits for none. Returns the reason if there are none.
+
+        With `shares`, operations get them, which change none.
+        """
         self._copies = self._copies and not shares
-        if self._row == self._stop:
+        while self._row == self._stop:
             self._check_open()
-            self._alone(self._fetch)
+            if (lack := self._alone(functools.partial(self._fetch, waits=False))) is not None:
+                return lack
+        return None
+
+    def wait(self) -> None:
+        """Waits until `fetch` need not, for a bounded time. Raises no error of the stream."""
+        self._check_open()
+        self._alone(self._fetch)
 
     def take(self, count: int) -> list[Any]:
         """Returns the next outputs, which were fetched."""
@@ -453,10 +464,10 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
             return []
         return executor.failures.before(self.position_in_plan())
 
-    def _take_outputs(self) -> bool:
-        """Takes the next outputs of the executor; returns False at the end of the stream."""
+    def _take_outputs(self, *, waits: bool) -> Lack | None:
+        """Takes the next outputs of the executor. Returns the reason if there are none."""
         if self._has_ended:
-            return False
+            return END
         if self._outputs is not None and self._outputs.error is not None:
             return self._end_with(self._outputs.error)
         executor = self._executor
@@ -465,34 +476,41 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         start, _ = self.position_and_step()
         try:
             self._executor_is_current = False
-            if (outputs := executor.next_outputs()) is None:
+            # Others measure their waits, or share their outputs.
+            outputs = executor.next_outputs() if waits or type(executor) is not Engine else executor.poll()
+            if outputs is None:
                 self._finish()
-                return False
-            values = outputs.values
-            if self._copies or type(values) is not list:
-                outputs.values = values = self._owned_values(outputs)
-            first, stop = outputs.first, len(values)
-            self._start, self._outputs, self._values, self._row, self._stop = start, outputs, values, first, stop
-            self._executor_is_current = True
-            if self._profiler.output_bytes is None and first < stop:
-                self._profiler.record_first_size(values[first])
+                return END
+            if not isinstance(outputs, Outputs):
+                self._executor_is_current = True
+                return self if outputs is executor else outputs
+            self._adopt_outputs(start, outputs)
         except BaseException as error:
             # The executor may be in any state: the next call creates another one at the same position.
             self._end()
-            if isinstance(error, GivenUp) and not self._is_closed:
-                # The next executor needs no workers.
-                return True
             if isinstance(error, Exception):
                 # If another thread closed the iterator, the error is a consequence.
                 self._check_open()
-            raise
-        return True
+            if not isinstance(error, GivenUp):
+                raise
+            # The next executor needs no workers.
+        return None
 
-    def _end_with(self, error: BaseException) -> bool:
-        """Raises the error in place of the next output, or returns False if it is the end of the stream."""
+    def _adopt_outputs(self, start: Position, outputs: Outputs) -> None:
+        values = outputs.values
+        if self._copies or type(values) is not list:
+            outputs.values = values = self._owned_values(outputs)
+        first, stop = outputs.first, len(values)
+        self._start, self._outputs, self._values, self._row, self._stop = start, outputs, values, first, stop
+        self._executor_is_current = True
+        if self._profiler.output_bytes is None and first < stop:
+            self._profiler.record_first_size(values[first])
+
+    def _end_with(self, error: BaseException) -> End:
+        """Raises the error in place of the next output, or returns END if it is the end of the stream."""
         if isinstance(error, SourceEnded):
             self._finish()
-            return False
+            return END
         self._deliver_failures(error)
         self._settle()
         raise error
@@ -505,27 +523,22 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
             return writable_copies(outputs.values)
         return copies_of_held(self._plan.pipeline.source, outputs.values, outputs.origins)
 
-    def _fetch(self) -> None:
-        """Fetches outputs until one is not delivered; raises StopIteration at the end of the stream."""
-        while self._row == self._stop:
-            self.count_delivered()
-            if (executor := self._executor) is not None and executor.failures is not None:
-                executor.failures.deliver(self.position_in_plan())
-            if self.consumer is not None:
-                has_outputs = self._take_outputs()
-            else:
-                # Also if `start_prefetch` has begun: the wait for workers that start is not an ordinary one.
-                is_first, start = self._outputs is None, self._profiler.begin_wait(self)
-                try:
-                    if (trace := annotation_if_tracing(WAIT)) is None:
-                        has_outputs = self._take_outputs()
-                    else:
-                        with trace:
-                            has_outputs = self._take_outputs()
-                finally:
-                    self._profiler.end_wait(self, start, is_first=is_first)
-            if not has_outputs:
-                raise StopIteration
+    def _fetch(self, *, waits: bool = True) -> Lack | None:
+        """Takes the next outputs, which may contain no values. Returns the reason if there are none."""
+        self.count_delivered()
+        if (executor := self._executor) is not None and executor.failures is not None:
+            executor.failures.deliver(self.position_in_plan())
+        if self.consumer is not None:
+            return self._take_outputs(waits=waits)
+        # Also if `start_prefetch` has begun: the wait for workers that start is not an ordinary one.
+        is_first, start = self._outputs is None, self._profiler.begin_wait(self)
+        try:
+            if (trace := annotation_if_tracing(WAIT)) is None:
+                return self._take_outputs(waits=waits)
+            with trace:
+                return self._take_outputs(waits=waits)
+        finally:
+            self._profiler.end_wait(self, start, is_first=is_first)
 
     def _running_executor(self) -> "Engine | SharedExecutor":
         self._check_open()
@@ -659,14 +672,14 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
             self._move(self._plan.beginning, 0)
         try:
             while self._step < step:
-                self._fetch()
-                self.__next__()
-                # Computed only to be counted: it is not delivered.
-                self._counted_step = self._step
-        except StopIteration:
-            length = self._step
-            self._move(position, old_step)
-            return length
+                if self._row < self._stop:
+                    self.__next__()
+                    # Computed only to be counted: it is not delivered.
+                    self._counted_step = self._step
+                elif self._fetch() is not None:
+                    length = self._step
+                    self._move(position, old_step)
+                    return length
         except BaseException:
             self._move(position, old_step)
             raise

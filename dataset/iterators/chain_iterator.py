@@ -19,7 +19,7 @@ from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import CHAIN
-from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.elements import Elements, Lack
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.views import Consumer, Insight
 from millstream.transforms.of_chains import AbsentElement
@@ -103,18 +103,14 @@ class EngineIterator(SavingIterator[Any]):
         """Returns the number of elements that were fetched and not taken."""
         return self._inner.num_ready()
 
-    def fetch(self) -> bool:
-        """Fetches elements if there are none that were not taken. Returns False at the end of the stream."""
+    def fetch(self) -> Lack | None:
+        """Fetches elements if all were taken, and waits for none. Returns the reason if there are none."""
         self._check_open()
         try:
-            try:
-                self._inner.fetch(shares=self._is_for_operations)
-            except AbsentElement as missing:
-                self._change_plan(missing)
-                self._inner.fetch(shares=self._is_for_operations)
-        except StopIteration:
-            return False
-        return True
+            return self._inner.fetch(shares=self._is_for_operations)
+        except AbsentElement as missing:
+            self._change_plan(missing)
+        return self._inner.fetch(shares=self._is_for_operations)
 
     def take(self, count: int) -> list[Any]:
         """Returns the next elements, which were fetched."""

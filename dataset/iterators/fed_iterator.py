@@ -4,8 +4,7 @@ import dataclasses
 import functools
 import itertools
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import FED_CHAIN
 from millstream.loader.pipeline.calls import Position
-from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.pipeline.elements import END, Awaited, Elements, Origins
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.steps import annotated
@@ -38,8 +37,6 @@ from millstream.loader.scheduling.feed import Feed
 from millstream.loader.threads.waiting import watched
 from millstream.sharding import NoSharding
 from millstream.transforms.of_chains import KeepAll
-
-RunT = TypeVar("RunT")
 
 
 @final
@@ -144,10 +141,7 @@ class FedIterator(EngineIterator):
             )
 
     def start_prefetch(self) -> None:
-        """Starts prefetching here, or in the streams below if nothing prefetches here.
-
-        The stream runs in this thread, so this waits for its first elements.
-        """
+        """Starts prefetching here, or in the streams below if nothing prefetches here."""
         self._check_open()
         if self._reads_ahead:
             self._inner.start_prefetch()
@@ -162,54 +156,61 @@ class Drawing:
     def __init__(self, stream: Input, stall_timeout: float) -> None:
         self._stream = stream
         self._stall_timeout = stall_timeout
+        # The elements that were drawn for a call that lacks further ones.
+        self._runs: list[Any] = []
+        self.num_drawn = 0
+        self._chain = stream.iterator if isinstance(stream, ChainInput) else None
+        # Random draws depend on the origins of the elements of a chain.
+        self._take = stream.take if self._chain is None else self._chain.take_elements
 
     def get_state(self) -> Any:
         return self._stream.position()
 
     def set_state(self, state: Any) -> None:
+        self._runs, self.num_drawn = [], 0
         self._stream.move(state)
 
-    def draw(self, count: int, number: int) -> Elements:
+    def draw(self, count: int, number: int) -> Elements | Awaited:
         stream = self._stream
-        if isinstance(stream, ChainInput):
-            return _drawn_with_origins(stream, count)
-        draw = functools.partial(_drawn_with_numbers, stream, count, number)
-        if stream.watches_itself:
-            return draw()
+        if stream.watches_itself or self.num_drawn >= count:
+            return self._draw(count, number)
+        draw = functools.partial(self._draw, count, number)
         return watched(draw, lambda: f"{stream.class_name}, at element {number} or later", self._stall_timeout)
 
-
-def _drawn_with_numbers(stream: Input, count: int, number: int) -> Elements:
-    """Returns elements of which only their numbers in the stream are known."""
-    runs, error = _drawn(stream, count, stream.take)
-    values = list(itertools.chain.from_iterable(runs))
-    if error is not None:
-        error = annotated(error, f"{stream.class_name}, at element {number + len(values)}")
-    numbers = np.arange(number, number + len(values))
-    return Elements(values, Origins(np.stack([numbers, numbers, numbers, numbers, np.zeros_like(numbers)])), error)
-
-
-def _drawn_with_origins(stream: ChainInput, count: int) -> Elements:
-    """Returns elements with their origins, on which random draws depend."""
-    runs, error = _drawn(stream, count, stream.iterator.take_elements)
-    if error is not None:
-        runs.append(Elements.failed(error))
-    drawn = Elements.concatenate(runs) if runs else Elements([], Origins.none())
-    return Elements(drawn.values, drawn.origins.without_sizes(), drawn.error)
-
-
-def _drawn(stream: Input, count: int, take: Callable[[int], RunT]) -> tuple[list[RunT], BaseException | None]:
-    """Returns the next elements, as `take` does for those fetched together, and the error that follows, if any."""
-    runs: list[RunT] = []
-    while count:
-        try:
-            if not (stream.num_ready() or stream.fetch(count)):
+    def _draw(self, count: int, number: int) -> Elements | Awaited:
+        stream, failure = self._stream, None
+        while (missing := count - self.num_drawn) > 0:
+            try:
+                lack = None if stream.num_ready() else stream.fetch(missing)
+            except BaseException as error:
+                if interrupts(error):
+                    raise
+                failure = error
                 break
-        except BaseException as error:
-            if interrupts(error):
-                raise
-            return runs, error
-        taken = min(count, stream.num_ready())
-        runs.append(take(taken))
-        count -= taken
-    return runs, None
+            if lack is END:
+                break
+            if lack is not None:
+                return lack
+            taken = min(missing, stream.num_ready())
+            self._runs.append(self._take(taken))
+            self.num_drawn += taken
+        drawn = self._joined(number, failure)
+        self._runs, self.num_drawn = [], len(drawn.values) - min(count, len(drawn.values))
+        if self.num_drawn:
+            self._runs = [drawn.values[count:] if self._chain is None else drawn.between(count, None)]
+            drawn = drawn.between(None, count)
+        return drawn
+
+    def _joined(self, number: int, failure: BaseException | None) -> Elements:
+        """Returns the elements so far, from `number` on, and the error that follows them, if any."""
+        if self._chain is not None:
+            none = Elements([], Origins.none(), failure)
+            drawn = Elements.concatenate(self._runs if self._runs and failure is None else [*self._runs, none])
+            return Elements(drawn.values, drawn.origins.without_sizes(), failure)
+        values = list(itertools.chain.from_iterable(self._runs))
+        if failure is not None:
+            failure = annotated(failure, f"{self._stream.class_name}, at element {number + len(values)}")
+        # Only their numbers in the stream are known.
+        numbers = np.arange(number, number + len(values))
+        table = np.stack([numbers, numbers, numbers, numbers, np.zeros_like(numbers)])
+        return Elements(values, Origins(table), failure)

@@ -1,13 +1,15 @@
 """Inputs: streams that a join, or the operations after one, take elements from.
 
-An input fetches, which may take long, run user code and fail. It gives what it has fetched, which does none of that.
-So a join takes from several inputs together only what all of them have fetched, and its position is a number of
-elements of each. What changes it otherwise, for instance a stream that follows another one, happens in a fetch.
+An input fetches, which may run user code and fail. It waits for nothing, but returns an object to wait for. It gives
+the elements that it has fetched, which does none of that. So a join takes from several inputs together only elements
+that all of them have fetched, and its position is a number of elements of each. What changes it otherwise, for instance
+a stream that follows another one, happens in a fetch.
 
     fetch ──▶ fetched elements ──▶ take ──▶ taken elements, which count: `position(back)` is that before the last ones
 
 Guarantees:
-    * `take` waits for nothing. It fails only if the copy of a kept element, or the restart of an ended input, does.
+    * `fetch` and `take` wait for no thread and no process of the library.
+    * `take` fails only if the copy of a kept element, or the restart of an ended input, does.
     * What is taken together never spans the end of a stream below, because a stream ends in a fetch.
     * An interrupted fetch or take leaves the inputs at any position. Who draws from them moves them to a known one.
 """
@@ -30,15 +32,19 @@ from millstream.dataset.iterators.dataset_iterator import (
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.loader import reporting
 from millstream.loader.measuring import FED_CHAIN, Profiler
+from millstream.loader.pipeline.elements import END, Lack
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.scheduling.feed import KEPT_ELEMENTS
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.views import Insight
 from millstream.sharding import NoSharding
 
 if TYPE_CHECKING:
     from millstream.loader.reporting.snapshot import LoaderSnapshot
+
+
+class PassedError(Exception):
+    """The position before a taken element is no longer known. A consumer needs it if `next` lost that element."""
 
 
 class Input(abc.ABC):
@@ -71,10 +77,11 @@ class Input(abc.ABC):
         """Returns the number of elements that can be taken now."""
 
     @abc.abstractmethod
-    def fetch(self, limit: int) -> bool:
-        """Fetches at least one element, and up to `limit` if others come with it. False at the end of the stream.
+    def fetch(self, limit: int) -> Lack | None:
+        """Fetches at least one element, and up to `limit` if others come with it.
 
-        It raises the error in place of the next element.
+        Returns the reason if there are none. At the end of the stream, that is END each time. It raises the error in
+        place of the next element.
         """
 
     def fill(self, count: int) -> int:  # noqa: ARG002  (for those that must fetch many at a time)
@@ -85,17 +92,12 @@ class Input(abc.ABC):
     def take(self, count: int) -> list[Any]:
         """Returns the next elements, which were fetched. The list is the caller's."""
 
-    def drop(self, count: int) -> int:
-        """Fetches elements and drops them. Returns the number that was missing at the end of the stream."""
-        while count and (self.num_ready() or self.fetch(min(count, KEPT_ELEMENTS))):
-            taken = min(count, self.num_ready())
-            self.take(taken)
-            count -= taken
-        return count
-
     @abc.abstractmethod
     def position(self, back: int = 0) -> Any:
-        """Returns the saved position before the last `back` elements, all of which were taken together."""
+        """Returns the saved position before the last `back` elements, all of which were taken together.
+
+        Raises PassedError if a user's iterator is past it.
+        """
 
     @abc.abstractmethod
     def move(self, position: Any) -> None:
@@ -165,7 +167,7 @@ class ChainInput(IteratorInput):
     def num_ready(self) -> int:
         return self.iterator.num_ready()
 
-    def fetch(self, limit: int) -> bool:  # noqa: ARG002  (the engine knows better)
+    def fetch(self, limit: int) -> Lack | None:  # noqa: ARG002  (the engine knows better)
         return self.iterator.fetch()
 
     def take(self, count: int) -> list[Any]:
@@ -204,14 +206,14 @@ class OwnInput(IteratorInput):
     def num_ready(self) -> int:
         return len(self._values)
 
-    def fetch(self, limit: int) -> bool:
+    def fetch(self, limit: int) -> Lack | None:
         self._draw(limit if self._fetches_runs else 1)
         if self._values:
-            return True
+            return None
         error, self._error, self._is_over = self._error, None, False
         if error is not None:
             raise error
-        return False
+        return END
 
     def fill(self, count: int) -> int:
         if self._fetches_runs:
@@ -231,7 +233,7 @@ class OwnInput(IteratorInput):
 
     def position(self, back: int = 0) -> Any:
         if back:
-            raise AssertionError("one element is fetched at a time")
+            raise PassedError
         return position_of(self.iterator)
 
     def move(self, position: Any) -> None:

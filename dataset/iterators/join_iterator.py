@@ -3,19 +3,23 @@
 A signal handler may raise anywhere in a fetch, and a fetch may fail halfway. The inputs are then at any position. So
 the iterator sets a flag while it fetches. If it finds the flag set, it moves to an earlier state, and draws the
 elements since then again. A stream is a function, so they are the same.
+
+It waits between two fetches. An exception in a wait leaves the inputs as they are, and the next fetch goes on there.
 """
 
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
+from millstream.core.signals import interrupts
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator, SavingIterator
-from millstream.dataset.iterators.inputs import ChainInput, Input, JoinInsight, OwnInput
+from millstream.dataset.iterators.inputs import ChainInput, Input, JoinInsight, OwnInput, PassedError
 from millstream.loader.checkpoints.checkpointable import Exclusive
 from millstream.loader.checkpoints.envelope import SavedPosition
 from millstream.loader.checkpoints.state import Stream
 from millstream.loader.measuring import ExecutorStatus, Profiler
+from millstream.loader.pipeline.elements import END, Awaited, Lack
 from millstream.loader.scheduling.feed import KEPT_ELEMENTS
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.views import Insight, Measured, serve_if_requested
@@ -47,8 +51,10 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
         # The elements that were taken, those that were not delivered, and the number of all that were taken.
         self._values: list[Any] = []
         self._row = self._stop = self._num_taken = 0
-        # True from before elements are fetched until they are counted; it stays so if that fails.
+        # True in a fetch, and while elements are taken and counted; it stays so if that fails.
         self._is_torn = False
+        # True from the first fetch until elements are taken: an input that has ended may be replaced already.
+        self._is_ahead = False
         self._kept_state: Any = None
         self._kept_step = 0
         # The number of times that it has begun to fetch, or was moved.
@@ -86,48 +92,91 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
             self.profiler.end_wait(self, start, is_first=is_first)
 
     def _take(self) -> None:
-        join = self.join
-        if self._is_torn:
-            self._recover()
-        if self._kept_state is None:
-            serve_if_requested(self)
-            self._keep()
-        elif self.step - self._kept_step >= KEPT_ELEMENTS:
-            self._keep()
-        self._is_torn, self._num_moves = True, self._num_moves + 1
-        if not (join.num_ready() or join.fetch(KEPT_ELEMENTS)):
-            self._is_torn = False
+        try:
+            if self._is_torn:
+                self._recover()
+            if self._kept_state is None:
+                serve_if_requested(self)
+                self._keep()
+            elif self.step - self._kept_step >= KEPT_ELEMENTS and not self._is_ahead:
+                self._keep()
+            while (lack := self._fetched()) is not None:
+                if lack is END:
+                    self._end()
+                else:
+                    self._wait(lack)
+            join = self.join
+            self._is_torn = True
+            values = join.take(min(join.num_ready(), KEPT_ELEMENTS))
+            count = len(values)
+            self._values, self._row, self._stop = values, 0, count
+            self._num_taken, self._is_torn, self._is_ahead = self._num_taken + count, False, False
             if self._crew is not None:
-                # The next iterator gets the workers.
-                self._crew.pause()
-            raise StopIteration
-        values = join.take(min(join.num_ready(), KEPT_ELEMENTS))
-        count = len(values)
-        self._values, self._row, self._stop = values, 0, count
-        self._num_taken, self._is_torn = self._num_taken + count, False
+                self._crew.proceed()
+        except BaseException as error:
+            self._end_workers_if(interrupts(error))
+            raise
         self.profiler.record_first_size(values[0])
+
+    def _end(self) -> NoReturn:
+        self._is_ahead = False
+        if self._crew is not None:
+            # The next iterator gets the workers.
+            self._crew.pause()
+        raise StopIteration
+
+    def _fetched(self) -> Lack | None:
+        """Fetches elements if there are none. Returns the reason if there are still none."""
+        self._is_torn, self._is_ahead, self._num_moves = True, True, self._num_moves + 1
+        lack = None if self.join.num_ready() else self.join.fetch(KEPT_ELEMENTS)
+        self._is_torn = False
+        return lack
+
+    def _wait(self, awaited: Awaited) -> None:
+        try:
+            awaited.wait()
+        except BaseException:
+            self._end_workers_if(True)
+            raise
+
+    def _end_workers_if(self, may_be_in_any_state: bool) -> None:
+        if may_be_in_any_state and self._crew is not None:
+            self._crew.close()
 
     def _keep(self) -> None:
         self._kept_state, self._kept_step = self.join.position(self._stop - self._row), self.step
 
     def _recover(self) -> None:
-        if not self._is_torn:
+        if not (self._is_torn or self._is_ahead):
             return
         step, join = self.step, self.join
+        self._is_torn = True
         join.move(self._kept_state)
-        if missing := join.drop(step - self._kept_step):
-            raise RuntimeError(f"The stream has ended at element {step - missing}, and there were {step} before.")
+        missing = step - self._kept_step
+        while missing:
+            lack = None if join.num_ready() else join.fetch(min(missing, KEPT_ELEMENTS))
+            if lack is END:
+                raise RuntimeError(f"The stream has ended at element {step - missing}, and there were {step} before.")
+            if lack is None:
+                missing -= len(join.take(min(missing, join.num_ready())))
+            else:
+                self._wait(lack)
         self._num_moves += 1
-        self._values, self._row, self._stop, self._num_taken, self._is_torn = [], 0, 0, step, False
+        self._values, self._row, self._stop, self._num_taken = [], 0, 0, step
+        self._is_torn = self._is_ahead = False
 
     def _position_here(self) -> SavedPosition:
         for _ in range(_TRIES):
-            if self._is_in_use or self._is_torn:
+            if self._is_in_use or self._is_torn or self._is_ahead:
                 # Refused if it is in use, also by a call that recovers.
                 self._alone(self._recover)
             moves = self._num_moves
             try:
                 position: SavedPosition = self.join.position(self._stop - self._row)
+            except PassedError:
+                # `next` was interrupted after it had taken elements, unless another thread is taking some.
+                self._is_torn = moves == self._num_moves and not self._is_in_use
+                continue
             except Exception:
                 if moves == self._num_moves:
                     raise
@@ -154,14 +203,15 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
 
     def _keep_and_move(self, move: Callable[[], None]) -> None:
         self.count_delivered()
-        if not self._is_torn:
-            self._keep()
+        if not (self._is_torn or self._is_ahead):
+            with contextlib.suppress(PassedError):
+                self._keep()
         self._is_torn = True
         move()
         self._num_moves += 1
         self._counted_step = self.join.step
         self._values, self._row, self._stop, self._num_taken = [], 0, 0, self.join.step
-        self._kept_state, self._is_torn = None, False
+        self._kept_state, self._is_torn, self._is_ahead = None, False, False
 
     def start_prefetch(self) -> None:
         self._check_open()

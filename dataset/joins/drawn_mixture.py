@@ -19,6 +19,7 @@ from millstream.loader.checkpoints.envelope import (
     is_number,
     values_of,
 )
+from millstream.loader.pipeline.elements import END, Awaited, Lack
 from millstream.samplers.mixtures.mixing import DROP_EXHAUSTED, Mixing, Phase, reduced
 from millstream.samplers.order import by_number
 
@@ -107,19 +108,19 @@ class MixedInputs(JoinedInput):
     def num_ready(self) -> int:
         return self._ready
 
-    def fetch(self, limit: int) -> bool:
+    def fetch(self, limit: int) -> Lack | None:
         if self._ended:
-            return False
+            return END
         self.read_together()
         due = self._inputs_due(self._window.limited(limit))
         number = int(due[0])
         first = self.inputs[number]
-        if not (first.num_ready() or first.fetch(due.tolist().count(number))):
-            self._ended = True
-            return False
+        if not first.num_ready() and (lack := first.fetch(due.tolist().count(number))) is not None:
+            self._ended = lack is END
+            return lack
         self._ready = ready_of(due, self._num_ready_of)
         self._window.record(self._ready)
-        return True
+        return None
 
     def _num_ready_of(self, number: int, wanted: int) -> tuple[int, bool]:
         return self.inputs[number].fill(wanted), False
@@ -290,24 +291,29 @@ class _Ahead:
         """Returns the number of elements of which it is known whether another one follows them."""
         return max(0, len(self._held) + self.input.num_ready() - (not self.is_known))
 
-    def fill(self) -> None:
-        """Fetches until an element can be taken, or nothing follows."""
+    def fill(self) -> Awaited | None:
+        """Fetches until an element can be taken, or nothing follows. Returns a call to wait for before that, if any."""
         while not self.usable() and not self.is_known:
             if not self.input.num_ready():
                 # Before it is fetched, because an iterator of the user's moves on then.
                 self._following = self.input.position()
-                self._fetch()
+                if (awaited := self._fetch()) is not None:
+                    return awaited
             if not self._held and self.input.num_ready() == 1:
                 self._before = self._before_next
                 self._held, self._following = self.input.take(1), None
+        return None
 
-    def _fetch(self) -> None:
+    def _fetch(self) -> Awaited | None:
         try:
-            self.has_ended = not self.input.fetch(1)
+            lack = self.input.fetch(1)
         except BaseException as error:
             if interrupts(error):
                 raise
             self.error = error
+            return None
+        self.has_ended = lack is END
+        return None if lack is END else lack
 
     def take(self, count: int) -> list[Any]:
         was_held = bool(self._held)
@@ -360,23 +366,25 @@ class ExhaustingMixture(JoinedInput):
     def num_ready(self) -> int:
         return self._ready
 
-    def fetch(self, limit: int) -> bool:
+    def fetch(self, limit: int) -> Lack | None:
         self.read_together()
-        self._find_empty()
+        if (awaited := self._find_empty()) is not None:
+            return awaited
         phase = self._current_phase()
         if all(self._is_over[number] for number in phase.having):
-            return False
+            return END
         due = self._next_due(phase, self._window.limited(limit))
         first = self._ahead[int(due[0])]
-        first.fill()
+        if (awaited := first.fill()) is not None:
+            return awaited
         if not first.usable():
             if first.error is None:
-                return False
+                return END
             error, first.error = first.error, None
             raise error
         self._ready = ready_of(due, self._num_ready_of)
         self._window.record(self._ready)
-        return True
+        return None
 
     def _num_ready_of(self, number: int, wanted: int) -> tuple[int, bool]:
         ahead = self._ahead[number]
@@ -409,16 +417,18 @@ class ExhaustingMixture(JoinedInput):
             return self._begin_phase()
         return self._phase
 
-    def _find_empty(self) -> None:
+    def _find_empty(self) -> Awaited | None:
         """Finds inputs without elements, at the beginning. Raises an error if there may be none."""
         if self._phase is not None:
-            return
+            return None
         for number, (name, ahead) in enumerate(zip(self._mixing.names, self._ahead, strict=True)):
-            ahead.fill()
+            if (awaited := ahead.fill()) is not None:
+                return awaited
             if ahead.has_no_more:
                 if self._mixing.stop != DROP_EXHAUSTED:
                     raise ValueError(f"Dataset {name!r} is empty: leave it out of the mixture.")
                 self._is_over[number] = True
+        return None
 
     def _begin_phase(self) -> Phase:
         """Begins to mix in the proportions of the weights here, of inputs that have elements left."""

@@ -13,6 +13,8 @@ from millstream.dataset.iterators.join_iterator import iterator_of
 from millstream.dataset.stream_steps import Join, OpenBelow
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import SavedPosition, is_anything, is_number, values_of
+from millstream.loader.pipeline.elements import END, Lack
+from millstream.loader.scheduling.feed import KEPT_ELEMENTS
 
 _LIMITED = "a limited dataset"
 _SKIPPED = "a stream without its first elements"
@@ -45,9 +47,9 @@ class _LimitedInput(SingleInput):
     def num_ready(self) -> int:
         return min(self.one.num_ready(), self._limit - self.step)
 
-    def fetch(self, limit: int) -> bool:
+    def fetch(self, limit: int) -> Lack | None:
         left = self._limit - self.step
-        return left > 0 and self.one.fetch(min(limit, left))
+        return self.one.fetch(min(limit, left)) if left > 0 else END
 
     def position(self, back: int = 0) -> SavedPosition:
         return SavedPosition((_LIMITED, self.step - back, self.one.position(back)))
@@ -86,26 +88,26 @@ class Skip(Join):
 
 @final
 class _SkippedInput(SingleInput):
-    """The elements after the first ones, which are dropped by the first fetch."""
+    """The elements after the first ones, which are dropped by the first fetches."""
 
     def __init__(self, one: Input, num_skipped: int) -> None:
         super().__init__(one)
         self._num_skipped = num_skipped
-        # The position before these; None once an element was taken, and before the first fetch.
+        # The number of these that were not dropped yet, and the position before all; None before the first fetch.
+        self._left = num_skipped
         self._beginning: Any = None
 
     def num_ready(self) -> int:
-        return self.one.num_ready() if self.step or self._beginning is not None else 0
+        return 0 if self._left else self.one.num_ready()
 
-    def fetch(self, limit: int) -> bool:
-        if not self.step:
-            if self._beginning is not None:
-                self.one.move(self._beginning)
-            beginning = self.one.position()
-            if self.one.drop(self._num_skipped):
-                return False
-            self._beginning = beginning
-        return bool(self.one.num_ready()) or self.one.fetch(limit)
+    def fetch(self, limit: int) -> Lack | None:
+        if self._left and self._beginning is None:
+            self._beginning = self.one.position()
+        while self._left:
+            if not self.one.num_ready() and (lack := self.one.fetch(min(self._left, KEPT_ELEMENTS))) is not None:
+                return lack
+            self._left -= len(self.one.take(min(self._left, self.one.num_ready())))
+        return None if self.one.num_ready() else self.one.fetch(limit)
 
     def position(self, back: int = 0) -> SavedPosition:
         is_begun = self.step > back or self._beginning is None
@@ -120,7 +122,7 @@ class _SkippedInput(SingleInput):
                 f"write .skip({skipped})."
             )
         self.one.move(saved)
-        self.step, self._beginning = step, None
+        self.step, self._left, self._beginning = step, 0 if step else skipped, None
 
 
 @final
@@ -142,32 +144,34 @@ class _CachedInput(SingleInput):
         super().__init__(one)
         self._beginning = one.position()
         self._kept: list[Any] = []
-        # False while the input may be after another element than the last one kept.
-        self._is_in_step = True
+        # The number of these that the input yields again before others; None if that is unknown.
+        self._behind: int | None = 0
 
     def num_ready(self) -> int:
         return max(0, len(self._kept) - self.step)
 
-    def fetch(self, limit: int) -> bool:
-        if not self._is_in_step:
-            self.one.move(self._beginning)
-            self.one.drop(len(self._kept))
-            self._is_in_step = True
+    def fetch(self, limit: int) -> Lack | None:
         # The elements before a position that was moved to are fetched with the next one, when the workers are there.
         while len(self._kept) <= self.step:
             # An error may leave the input anywhere.
-            self._is_in_step = False
-            has_next = self.one.num_ready() or self.one.fetch(self.step - len(self._kept) + limit)
-            if has_next:
+            behind, self._behind = self._behind, None
+            if behind is None:
+                self.one.move(self._beginning)
+                behind = len(self._kept)
+            wanted = behind or self.step - len(self._kept) + limit
+            lack = None if self.one.num_ready() else self.one.fetch(wanted)
+            if lack is None and behind:
+                behind -= len(self.one.take(min(behind, self.one.num_ready())))
+            elif lack is None:
                 self._kept += self.one.take(self.one.num_ready())
-            self._is_in_step = True
-            if not has_next and len(self._kept) < self.step:
+            self._behind = behind
+            if lack is END and len(self._kept) < self.step:
                 raise CheckpointError(
                     f"The state is at element {self.step} of a cached dataset, which has {len(self._kept)}."
                 )
-            if not has_next:
-                return False
-        return True
+            if lack is not None:
+                return lack
+        return None
 
     def take(self, count: int) -> list[Any]:
         taken = list(map(_copied, self._kept[self.step : self.step + count]))
@@ -181,9 +185,9 @@ class _CachedInput(SingleInput):
         step, beginning = values_of(position, _CACHED, is_number, is_anything)
         if not self._kept or beginning != self._beginning:
             # The state may belong to another stream, and is then refused.
-            self._is_in_step = False
+            self._behind = None
             self.one.move(beginning)
-            self._is_in_step = not self._kept
+            self._behind = None if self._kept else 0
         self.step = step
 
 

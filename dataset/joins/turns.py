@@ -9,6 +9,7 @@ from millstream.dataset.iterators.inputs import Input, JoinedInput, SingleInput
 from millstream.dataset.stream_steps import Join, OpenBelow, StreamStep, as_stream, step_of
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import SavedPosition, is_anything, is_flag, is_list, is_number, values_of
+from millstream.loader.pipeline.elements import END, Lack
 
 
 @final
@@ -86,7 +87,7 @@ class _InputsInTurn(JoinedInput):
     def num_ready(self) -> int:
         return self._ready
 
-    def fetch(self, limit: int) -> bool:
+    def fetch(self, limit: int) -> Lack | None:
         self.read_together()
         self._begin()
         ended = 0
@@ -95,14 +96,16 @@ class _InputsInTurn(JoinedInput):
             ended += 1
             if slot.input is not None:
                 order = self._order()
-                if slot.input.num_ready() or slot.input.fetch(_turns_of(0, limit, len(order))):
+                lack = None if slot.input.num_ready() else slot.input.fetch(_turns_of(0, limit, len(order)))
+                if lack is None:
                     self._ready = self._num_ready(order, limit)
-                    return True
+                if lack is not END:
+                    return lack
                 self._open_next(slot)
                 self._open_early()
                 ended = 0
             self._turn = (self._turn + 1) % len(self._slots)
-        return False
+        return END
 
     def _order(self) -> list[int]:
         """Returns the numbers of the open slots, in the order of their turns."""
@@ -285,13 +288,13 @@ class _RepeatedInput(SingleInput):
         # True until this epoch yields an element. An epoch that yields nothing is the last.
         self._is_empty = True
 
-    def fetch(self, limit: int) -> bool:
-        while not self.one.fetch(limit):
+    def fetch(self, limit: int) -> Lack | None:
+        while (lack := self.one.fetch(limit)) is END:
             if self._is_empty or (self._num_epochs is not None and self._epoch + 1 >= self._num_epochs):
-                return False
+                return END
             self.one.move(self._beginning)
             self._epoch, self._is_empty = self._epoch + 1, True
-        return True
+        return lack
 
     def take(self, count: int) -> list[Any]:
         self._is_empty = False

@@ -8,6 +8,7 @@ from millstream.dataset.iterators.inputs import Input, JoinedInput
 from millstream.dataset.stream_steps import Join, OpenBelow
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import SavedPosition, is_flag, is_list, is_number, values_of
+from millstream.loader.pipeline.elements import END, Lack
 
 
 @final
@@ -33,27 +34,28 @@ class _ZippedInputs(JoinedInput):
         super().__init__(inputs)
         self._strict = strict
         self._ended = False
+        # The input that has ended first, until it is known whether the others do.
+        self._shorter: int | None = None
         self._ready = 0
 
     def num_ready(self) -> int:
         return self._ready
 
-    def fetch(self, limit: int) -> bool:
+    def fetch(self, limit: int) -> Lack | None:
         if self._ended:
-            return False
+            return END
         self.read_together()
-        for number, one in enumerate(self.inputs):
-            if not (one.num_ready() or one.fetch(limit)):
-                error = self._error_at_end(number)
-                self._ended = True
-                # Those before it have been drawn from for the last time.
-                for earlier in self.inputs[:number]:
-                    earlier.take(1)
-                if error is not None:
-                    raise error
-                return False
+        if self._shorter is None:
+            for number, one in enumerate(self.inputs):
+                if not one.num_ready() and (lack := one.fetch(limit)) is not None:
+                    if lack is not END:
+                        return lack
+                    self._shorter = number
+                    break
+        if self._shorter is not None:
+            return self._end(self._shorter)
         self._ready = min(limit, *(one.num_ready() for one in self.inputs))
-        return True
+        return None
 
     def take(self, count: int) -> list[Any]:
         taken = list(zip(*[one.take(count) for one in self.inputs], strict=True))
@@ -61,15 +63,24 @@ class _ZippedInputs(JoinedInput):
         self.step += count
         return taken
 
-    def _error_at_end(self, shorter: int) -> ValueError | None:
-        """Returns an error if all must end together, and another one yields an element where one has ended."""
-        if not self._strict:
-            return None
-        if shorter:
-            return _unequal(shorter, 0)
-        longer = (number for number, one in enumerate(self.inputs[1:], 1) if one.num_ready() or one.fetch(1))
-        number = next(longer, None)
-        return None if number is None else _unequal(0, number)
+    def _end(self, shorter: int) -> Lack:
+        """Ends with an input, or raises an error if all must end together, and another one has an element."""
+        longer = 0 if shorter and self._strict else None
+        if self._strict and not shorter:
+            for number, one in enumerate(self.inputs[1:], 1):
+                lack = None if one.num_ready() else one.fetch(1)
+                if lack is None:
+                    longer = number
+                    break
+                if lack is not END:
+                    return lack
+        self._ended = True
+        # Those before it have been drawn from for the last time.
+        for earlier in self.inputs[:shorter]:
+            earlier.take(1)
+        if longer is not None:
+            raise _unequal(shorter, longer)
+        return END
 
     def position(self, back: int = 0) -> SavedPosition:
         return SavedPosition((_KIND, self.step - back, self._ended, tuple([one.position(back) for one in self.inputs])))
@@ -83,7 +94,7 @@ class _ZippedInputs(JoinedInput):
             )
         for one, saved in zip(self.inputs, inputs, strict=True):
             one.move(saved)
-        self.step, self._ended, self._ready, self.is_prefetching = step, ended, 0, False
+        self.step, self._ended, self._shorter, self._ready, self.is_prefetching = step, ended, None, 0, False
 
 
 _KIND = "zipped datasets"

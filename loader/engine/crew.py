@@ -4,20 +4,19 @@
     engine of another one ────────────────┼─▶ one set of workers
     engine of the operations after them ──┘
 
-Each engine draws elements, if it is fed, and waits for its own calls. Whichever waits, the calls of all begin.
+Whichever engine waits for a call, those of all begin and finish.
 
 Guarantees:
     * A crew has one set of workers at a time. An engine whose workers were replaced is orphaned, and is used no more.
-    * Workers that an error or an interrupt may have left in any state end.
+    * Workers that an error or an interrupt may have left in any state end: the iterator whose elements the trainer gets
+      closes the crew.
     * A crew that was ended starts no workers. Another thread may end it at any time, also while they start.
 """
 
-import contextlib
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias, final
 
-from millstream.core.signals import interrupts
 from millstream.loader.engine.engine import Budget, Engine
 from millstream.loader.engine.places import Here
 from millstream.loader.engine.workers import Workers
@@ -92,19 +91,15 @@ class Crew:
             )
         return current
 
-    @property
-    def has_last(self) -> bool:
-        """True if one engine is fed by all others."""
-        return self.current is not None and self.current.substreams.have_last
-
-    @contextlib.contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Ends the workers if an error may have left them in any state. An engine that is fed handles most errors."""
+    def proceed(self) -> None:
+        """Accepts what the workers have finished, and begins what follows, without waiting."""
+        if (workers := self.current) is None:
+            return
         try:
-            yield
-        except BaseException as error:
-            if interrupts(error) or not self.has_last:
-                self.close()
+            workers.accept()
+            workers.issue()
+        except BaseException:
+            self.close()
             raise
 
     def pause(self) -> None:
@@ -142,17 +137,25 @@ class _InCrew(Budget):
     runs_ahead = True
     place: Workers[Any]
     _crew: Crew
+    _is_fed: bool
 
     @property
     def is_orphaned(self) -> bool:
         return self._crew.current is not self.place
 
     @property
+    def in_flight(self) -> int:
+        return self.substream.in_flight
+
+    @property
     def runs_user_code_here(self) -> bool:
-        return self.substream.is_fed
+        return self._is_fed
 
     def call_here(self) -> None:
         """Returns None: what runs here begins like the other calls."""
+
+    def issue(self) -> None:
+        self.place.issue(self.substream)
 
 
 @final
@@ -164,17 +167,9 @@ class WorkerSlots(_InCrew):
     """
 
     def __init__(self, engine: Engine, crew: Crew, name: Hashable = None) -> None:
-        self._crew = crew
+        self._crew, self._is_fed = crew, engine.feed is not None
         self.place = place = crew.start()
         super().__init__(engine, place.admitted(engine, name, is_last=True))
-
-    def issue(self) -> None:
-        self.place.issue()
-        if self._feed is not None:
-            while self.place.may_draw(self.substream):
-                # Iterators that are drawn from use the same workers meanwhile.
-                if (call := self.substream.take(0, self._feed)) is not None:
-                    self.place.submit(call)
 
     def wait(self) -> None:
         start = time.perf_counter()
@@ -193,40 +188,23 @@ class WorkerSlots(_InCrew):
 
 @final
 class Joined(_InCrew):
-    """The calls of a stream that others draw from, in proportion to what they draw. If it is fed, one at a time."""
+    """The calls of a stream that others draw from, in proportion to what they draw."""
 
     def __init__(self, engine: Engine, crew: Crew, name: Hashable, profiler: Profiler) -> None:
-        self._crew = crew
-        with crew.guarded():
-            self.place = place = crew.workers
-            super().__init__(engine, place.admitted(engine, name, profiler))
+        self._crew, self._is_fed = crew, engine.feed is not None
+        self.place = place = crew.workers
+        super().__init__(engine, place.admitted(engine, name, profiler))
 
     def accept(self) -> None:
-        """Leaves what has finished to the next wait."""
+        """Leaves what has finished to the iterator whose elements the trainer gets, and to the next wait."""
         self.place.check_process()
 
-    def start(self) -> None:
-        with self._crew.guarded():
-            self.place.check_process()
-            self.place.issue(self.substream)
-
     def wait(self) -> None:
-        with self._crew.guarded():
-            self.place.issue(self.substream)
-            schedule = self.substream.schedule
-            if self._feed is not None and schedule.backlog == 0 and schedule.next_stage == 0:
-                if (call := self.substream.take(0, self._feed)) is not None:
-                    self.place.submit(call)
-            elif self.substream.in_flight or not self.place.has_room:
-                self.place.wait()
+        if self.substream.in_flight or not self.place.has_room:
+            self.place.wait()
 
     def end(self, outputs: Outputs) -> None:
-        with self._crew.guarded():
-            if not self._crew.has_last:
-                # Nobody else accepts what has finished, and begins what follows.
-                self.place.accept()
-                self.place.issue()
-            self.place.substreams.record_drawn(self.substream, len(outputs.values) - outputs.first)
+        self.place.substreams.record_drawn(self.substream, len(outputs.values) - outputs.first)
 
     def close(self, deadline: float | None) -> None:  # noqa: ARG002  (it waits for nothing)
         """Drops all work. The workers stay."""

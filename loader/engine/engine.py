@@ -17,6 +17,7 @@ Guarantees:
 import math
 import sys
 import time
+import weakref
 from typing import TYPE_CHECKING, final
 
 from millstream.loader.engine import policy
@@ -25,7 +26,7 @@ from millstream.loader.engine.policy import RECORDS_PER_CALL, CallSize, Costs, c
 from millstream.loader.engine.substreams import Sink, Substream, taken_call
 from millstream.loader.measuring import ExecutorStatus
 from millstream.loader.pipeline.calls import Call, Outputs, Position
-from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.elements import Awaited, Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.scheduling.schedule import Schedule
@@ -64,7 +65,11 @@ class Budget:
 
     def __init__(self, engine: "Engine", substream: Substream | None = None) -> None:
         self.substream = substream or Substream(engine.plan, engine.schedule, CallSize(engine.plan))
-        self._feed = engine.feed
+
+    @property
+    def in_flight(self) -> int:
+        """The number of calls of the stream that run ahead."""
+        return 0 if self.place is None else self.place.in_flight
 
     @property
     def is_orphaned(self) -> bool:
@@ -109,7 +114,7 @@ class Budget:
         """Stops all work. Idempotent and thread-safe. See `Engine.close`."""
 
     def _taken(self, stage: int) -> Call | None:
-        return taken_call(self.substream.schedule, stage, self.substream.size.blocks, self._feed)
+        return taken_call(self.substream.schedule, stage, self.substream.size.blocks)
 
 
 WIDE_WINDOWS = 16
@@ -166,7 +171,7 @@ class ReadAhead(Budget):
         # it do not wait for that.
         for stage in reversed(range(self._schedule.num_stages)):
             while not self._is_quick(stage) and self._allows(stage):
-                if (call := taken_call(self._schedule, stage, self._max_blocks, self._feed)) is None:
+                if (call := taken_call(self._schedule, stage, self._max_blocks)) is None:
                     break
                 self.place.submit(call)
 
@@ -293,7 +298,8 @@ class Engine:
         requests: list[None] | None = None,
     ) -> None:
         self.plan = plan
-        self.schedule = Schedule(plan, position, is_fed=feed is not None)
+        # Workers refer to the schedule, and the streams that the feed draws from may refer to the same workers.
+        self.schedule = Schedule(plan, position, None if feed is None else weakref.proxy(feed))
         self.feed = feed
         self.failures = self.schedule.failures
         self.stall_timeout = stall_timeout
@@ -308,6 +314,8 @@ class Engine:
         self._has_local = plan.num_remote_stages < len(plan.stages)
         self.budget = budget_of(self)
         self.local.substream = self.budget.substream
+        # True if the latest result of `poll` was this engine.
+        self._is_awaited = False
         # False if a change may allow further calls.
         self._is_issued = False
         # True if local operations have run in this request.
@@ -319,20 +327,51 @@ class Engine:
         Exceptions raised here concern the engine, not a record, whose error is part of its outputs. The owner must then
         close the engine.
         """
-        schedule = self.schedule
+        found = self if self._is_awaited else self.poll()
+        while found is not None and not isinstance(found, Outputs):
+            found.wait()
+            found = self.poll()
+        return found
+
+    def poll(self) -> Outputs | Awaited | None:
+        """Returns the same without waiting. If there are none yet, it returns the object to wait for before a retry.
+
+        That is this engine if it has calls in flight. Otherwise the feed waits for another one.
+        """
+        schedule, self._is_awaited = self.schedule, False
         self.requests.append(None)
         self._begin()
         while (outputs := schedule.pop()) is None:
             if schedule.exhausted:
                 break
             if not self._work_here() and not self._issue():
-                self._wait()
+                self.requests.clear()
+                awaited = self._awaited
+                self._is_awaited = awaited is self
+                return awaited
         if outputs is not None and self.feed is not None:
             self.feed.delivered(outputs)
         if outputs is not None and (self.budget.runs_ahead or self._has_local):
             self._end(outputs)
         self.requests.clear()
         return outputs
+
+    def wait(self) -> None:
+        """Waits for a call in flight, for a bounded time. The owner must close the engine after an exception."""
+        self.requests.append(None)
+        if self._aside.in_flight:
+            self._aside.wait()
+        else:
+            self._wait()
+        self._is_issued = False
+        self.requests.clear()
+
+    @property
+    def _awaited(self) -> Awaited:
+        feed = self.feed
+        if feed is None or feed.awaited is None or self._aside.in_flight or self.budget.in_flight:
+            return self
+        return feed.awaited
 
     @property
     def is_orphaned(self) -> bool:
@@ -385,6 +424,8 @@ class Engine:
         if self.local.runs_ahead:
             self._aside.check_process()
         self._has_run_local = False
+        if self.feed is not None:
+            self.feed.awaited = None
         self._accept()
 
     def _accept(self) -> None:
@@ -393,8 +434,11 @@ class Engine:
 
     def _work_here(self) -> bool:
         """Runs a call that the consumer's thread should run now. Returns False if there is none."""
-        if self._has_local and self._run_local():
-            return True
+        if self._has_local:
+            if self._run_local():
+                return True
+            if self._aside.in_flight:
+                return False
         if (call := self.budget.call_here()) is None:
             return False
         self._run(call, self.budget.substream)
@@ -402,13 +446,15 @@ class Engine:
         return True
 
     def _run_local(self) -> bool:
-        """Completes a call of local operations. Returns False if there is none."""
+        """Completes a call of local operations. Returns False if there is none, or if threads still run it."""
         if self._has_run_local:
             self._accept()
         self._issue()
         self._issue_local()
         if self._aside.in_flight:
-            self._aside.wait()
+            # The others that have finished count as in flight.
+            if not self._aside.accept_one():
+                return False
         elif (call := self._take_local()) is not None:
             self._run(call, self.local)
         else:
@@ -439,11 +485,10 @@ class Engine:
             self._aside.submit(call)
 
     def _take_local(self) -> Call | None:
-        return taken_call(self.schedule, None, self.budget.substream.size.blocks, self.feed)
+        return taken_call(self.schedule, None, self.budget.substream.size.blocks)
 
     def _wait(self) -> None:
         self.budget.wait()
-        self._is_issued = False
 
     def _end(self, outputs: Outputs) -> None:
         """Ensures that work continues while the consumer is away, without waiting."""

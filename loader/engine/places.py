@@ -164,8 +164,15 @@ class Threads(Place):
         readers.submit(run_call)
 
     def accept(self) -> None:
+        while self.accept_one():
+            pass
+
+    def accept_one(self) -> bool:
+        """Completes a call that has finished, without waiting. Returns False if there is none."""
         while self._finished:
-            self._complete(self._finished.get(timeout=0.0))
+            if self._complete(self._finished.get(timeout=0.0)):
+                return True
+        return False
 
     def wait(self) -> None:
         """Completes a call. If none finishes in time, the oldest one becomes an error."""

@@ -15,7 +15,7 @@ import itertools
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol, Self, final
+from typing import Protocol, Self, final
 
 from millstream.loader.engine.policy import CallSize, Costs
 from millstream.loader.measuring import Profiler
@@ -24,9 +24,6 @@ from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.assignments import NO_LONGER_WANTED
 from millstream.loader.scheduling.schedule import Schedule
-
-if TYPE_CHECKING:
-    from millstream.loader.scheduling.feed import Feed
 
 RECORDS_PER_MESSAGE = 2048
 """Upper bound on the records of a call with many small blocks. It makes the cost of a message per record small."""
@@ -42,13 +39,10 @@ class Sink(Protocol):
         """
 
 
-def taken_call(schedule: Schedule, stage: int | None, max_blocks: int, feed: "Feed | None" = None) -> Call | None:
-    """Takes the next call of a stage (None for local operations), if any, and records the seconds that this took.
-
-    One that needs drawn elements is taken with a `feed` only.
-    """
+def taken_call(schedule: Schedule, stage: int | None, max_blocks: int) -> Call | None:
+    """Takes the next call of a stage (None for local operations), if any, and records the seconds that this took."""
     begin = time.perf_counter()
-    call = schedule.take_local(max_blocks, feed) if stage is None else schedule.take(stage, max_blocks, feed)
+    call = schedule.take_local(max_blocks) if stage is None else schedule.take(stage, max_blocks)
     if call is not None:
         call.seconds_before += time.perf_counter() - begin
     return call
@@ -62,7 +56,6 @@ class Substream:
     Attributes:
         costs: the durations of its calls, if they decide who runs them.
         profiler: the measurements of its pipeline, to which those of workers are added.
-        is_fed: True if the elements of stage 0 are drawn, for instance from other streams. Its engine draws them.
         pipeline: the number of the pipeline in the workers.
         number: the number of the stream, which its calls carry.
         in_flight: the number of calls taken for workers and not completed.
@@ -74,19 +67,16 @@ class Substream:
     size: CallSize
     costs: Costs | None = None
     profiler: Profiler | None = None
-    is_fed: bool = False
     pipeline: int = dataclasses.field(default=0, init=False)
     number: int = dataclasses.field(default=0, init=False)
     in_flight: int = dataclasses.field(default=0, init=False)
     drawn: int = dataclasses.field(default=0, init=False)
 
     @classmethod
-    def in_workers(
-        cls, plan: Plan, schedule: Schedule, profiler: Profiler, *, is_fed: bool = False, max_bytes: int = sys.maxsize
-    ) -> Self:
+    def in_workers(cls, plan: Plan, schedule: Schedule, profiler: Profiler, *, max_bytes: int = sys.maxsize) -> Self:
         """Returns a stream whose calls run in workers."""
         size = CallSize(plan, RECORDS_PER_MESSAGE, max_bytes, are_messages=True)
-        return cls(plan, schedule, size, profiler=profiler, is_fed=is_fed)
+        return cls(plan, schedule, size, profiler=profiler)
 
     @property
     def bytes_ahead(self) -> float:
@@ -98,9 +88,9 @@ class Substream:
     def records_per_call(self) -> int:
         return self.size.blocks * self.plan.partition.block
 
-    def take(self, stage: int, feed: "Feed | None" = None) -> Call | None:
+    def take(self, stage: int) -> Call | None:
         """Takes the next call of a stage for workers. Returns None if there is none."""
-        call = taken_call(self.schedule, stage, self.size.blocks, feed)
+        call = taken_call(self.schedule, stage, self.size.blocks)
         if call is not None:
             call.substream = self.number
             self.in_flight += 1
@@ -127,7 +117,6 @@ class Substreams:
         self._flight_bytes = flight_bytes
         # The last one, whose outputs the trainer gets; None if it gets those of all.
         self._last: Substream | None = None
-        self._others: list[Substream] = []
         # The other streams that may have to begin calls, because something has changed since the last attempt.
         self._awake: dict[Substream, None] = {}
         self._substreams: dict[int, Substream] = {}
@@ -138,11 +127,6 @@ class Substreams:
     @property
     def pipelines(self) -> set[int]:
         return {substream.pipeline for substream in self._substreams.values()}
-
-    @property
-    def have_last(self) -> bool:
-        """True if one stream is fed by the others, or is the only one."""
-        return self._last is not None
 
     def by_urgency(self, waited_for: Substream | None = None) -> Iterator[Substream]:
         """Yields the streams that may have to begin calls: first one that is waited for, then the last one."""
@@ -180,16 +164,10 @@ class Substreams:
     def _may_begin(self, substream: Substream, backlog: int, max_calls: int) -> bool:
         last = self._last
         if substream is last:
-            # Drawing elements that are not made yet would let the consumer wait for more than it has asked for.
-            return backlog < max_calls and (backlog == 0 or self._can_be_drawn)
+            return backlog < max_calls
         share = (substream.drawn + 1) / self._drawn
         drawing = substream if last is None or last.schedule.exhausted else last
         return backlog == 0 or substream.schedule.records_ahead < share * max_calls * drawing.records_per_call
-
-    @property
-    def _can_be_drawn(self) -> bool:
-        """True if every input has finished elements, so that drawing hardly waits."""
-        return all(other.is_fed or other.schedule.ready or other.schedule.exhausted for other in self._others)
 
     def record_drawn(self, substream: Substream, count: int) -> None:
         substream.drawn += count
@@ -218,14 +196,12 @@ class Substreams:
         if is_last:
             self._last = substream
             return
-        self._others.append(substream)
         self._drawn += substream.drawn + 1
         self.wake(substream)
 
     def remove(self, substream: Substream) -> None:
         if self._substreams.get(substream.number) is substream:
             del self._substreams[substream.number]
-            self._others.remove(substream)
             self._awake.pop(substream, None)
             self._drawn -= substream.drawn + 1
 

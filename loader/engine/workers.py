@@ -142,6 +142,7 @@ class Workers(Place, Generic[WorkerT]):
         self._options = options
         self.substreams = Substreams(self._pool.max_bytes, self._pool.flight_bytes)
         self._assignments = Assignments(self.substreams, self._pool.call_numbers)
+        self._is_issuing = False
         self.reads = ReadsInFlight(self._pool.max_reads)
         self._deaths_at_start = DeathsAtStart(options.num_workers)
 
@@ -165,7 +166,6 @@ class Workers(Place, Generic[WorkerT]):
             engine.plan,
             engine.schedule,
             profiler or self._profiler,
-            is_fed=engine.feed is not None,
             max_bytes=min(self._pool.max_bytes, engine.local.max_bytes),
         )
         substream.pipeline = self._load(name, substream.plan)
@@ -205,17 +205,24 @@ class Workers(Place, Generic[WorkerT]):
         return True
 
     def issue(self, waited_for: Substream | None = None) -> None:
-        """Begins the calls that workers accept, first those of a stream that is waited for. It draws no elements."""
+        """Begins the calls that workers accept, first those of a stream that is waited for."""
+        if self._is_issuing:
+            # A stream that is drawn from, in the loop below, which continues with the others.
+            if waited_for is not None and not self._issue_from(waited_for):
+                self.substreams.wake(waited_for)
+            return
+        self._is_issuing = True
+        try:
+            self._issue_all(waited_for)
+        finally:
+            self._is_issuing = False
+
+    def _issue_all(self, waited_for: Substream | None) -> None:
         if self.submit_lost():
             for substream in self.substreams.by_urgency(waited_for):
                 if not self._issue_from(substream):
                     self.substreams.wake(substream)
                     return
-
-    def may_draw(self, substream: Substream) -> bool:
-        """Returns True if elements for the next call of a stream may be drawn now."""
-        stage = substream.schedule.next_stage
-        return stage == 0 and self.has_room and self._may_begin(substream)
 
     def accept(self) -> None:
         self._receive(0.0)
@@ -276,8 +283,6 @@ class Workers(Place, Generic[WorkerT]):
                 if (call := substream.take(stage)) is not None:
                     self._here.run(substream.plan, call, self.substreams)
                 continue
-            if not stage and substream.is_fed:
-                return True
             if not self.has_room:
                 return False
             if stage == 0 and not self._may_begin(substream):

@@ -1,8 +1,9 @@
 """Runs of elements, which flow between operations, with the origin of each element, and its random draws."""
 
 import contextlib
+import enum
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -210,6 +211,11 @@ class Elements:
     def failed(cls, error: BaseException, at: Location | None = None) -> Self:
         return cls([], Origins.none(), error, at)
 
+    def between(self, start: int | None, stop: int | None) -> "Elements":
+        """Returns some of the elements, without an error."""
+        rows = slice(start, stop)
+        return Elements(self.values[rows], self.origins.take(rows))
+
     @classmethod
     def concatenate(cls, runs: Sequence[Self]) -> Self:
         """Returns the concatenation of runs, up to and including the first error."""
@@ -220,6 +226,28 @@ class Elements:
         values = [value for run in kept for value in run.values]
         failures = tuple(failure for run in kept for failure in run.failures)
         return cls(values, Origins.concatenate([run.origins for run in kept]), kept[-1].error, kept[-1].at, failures)
+
+
+@final
+class End(enum.Enum):
+    """The type of END."""
+
+    END = "the end of the stream"
+
+
+END: Final = End.END
+"""The reason for the lack of elements at the end of a stream."""
+
+
+class Awaited(Protocol):
+    """The reason for a temporary lack of elements: a call that threads or workers run."""
+
+    def wait(self) -> None:
+        """Waits for it, for a bounded time. A call that takes too long becomes an error."""
+
+
+Lack: TypeAlias = End | Awaited
+"""The reason for the lack of elements."""
 
 
 class SourceEnded(RuntimeError):  # noqa: N818  (an error only for a caller that reads this record alone)

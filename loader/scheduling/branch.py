@@ -27,6 +27,10 @@ class BlockLeaf:
         if self._held_back is not None:
             self._num_blocks, self._held_back = self._held_back, None
 
+    @property
+    def has_ended(self) -> bool:
+        return self._num_blocks is not None and self._block >= self._num_blocks
+
     def next_blocks(self, limit: int) -> int:
         last = self._num_blocks
         return limit if last is None else max(0, min(limit, last - self._block))
@@ -41,6 +45,7 @@ class BlockLeaf:
 if TYPE_CHECKING:
     from millstream.loader.pipeline.failing_records import FailuresOfPass
     from millstream.loader.scheduling.dropped_records import EmptyEpochs, FilterWindows
+    from millstream.loader.scheduling.feed import Feed
     from millstream.loader.scheduling.join import Join, Lane
 
 
@@ -72,7 +77,7 @@ class Branch:
     """The leaf and the stages of one logical shard. Branches share their last join and the last stage.
 
     Attributes:
-        leaf: the input of stage 0; None if its elements are drawn.
+        leaf: the input of stage 0.
         queues: the calls of each stage.
         may_read: True if the leaf may have blocks that were not requested, and they are wanted.
         lanes: the elements of this branch in front of each stage but the first.
@@ -82,13 +87,13 @@ class Branch:
     """
 
     def __init__(
-        self, plan: Plan, shard: int, cursor: Cursor, *, is_fed: bool, failures: "FailuresOfPass | None"
+        self, plan: Plan, shard: int, cursor: Cursor, *, feed: "Feed | None", failures: "FailuresOfPass | None"
     ) -> None:
         self._plan = plan
         self._failures = failures
         self.shard = plan.shards[shard]
-        self.leaf = None if is_fed else BlockLeaf(self.shard.num_blocks, cursor.block)
-        self.may_read = self.leaf is None or self.leaf.next_blocks(1) > 0
+        self.leaf = BlockLeaf(self.shard.num_blocks, cursor.block) if feed is None else feed
+        self.may_read = not self.leaf.has_ended
         self.queues: list[CallQueue] = []
         self.lanes: list[Lane] = []
         self.inputs: list[Lane | Join] = []
@@ -146,9 +151,7 @@ class Branch:
         return cursor.block + -(-count // block)
 
     def next_blocks(self, limit: int) -> int:
-        if not self.may_read:
-            return 0
-        return limit if self.leaf is None else self.leaf.next_blocks(limit)
+        return self.leaf.next_blocks(limit) if self.may_read else 0
 
     def check(self, call: Call, outputs: Outputs) -> None:
         """Records failures and dropped records, in the order of the stream. May truncate the outputs."""

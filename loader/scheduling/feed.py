@@ -11,7 +11,7 @@ from typing import Any, Protocol, final
 import numpy as np
 
 from millstream.loader.pipeline.calls import BlockCall, Fed, Outputs
-from millstream.loader.pipeline.elements import Elements, Location, Origins
+from millstream.loader.pipeline.elements import Awaited, Elements, Location, Origins
 from millstream.loader.pipeline.stages import LogicalShard
 
 KEPT_ELEMENTS = 1024
@@ -24,8 +24,16 @@ The positions are multiples of it, or of a block, so that a saved state does not
 class Drawable(Protocol):
     """An iterator that elements are drawn from."""
 
-    def draw(self, count: int, number: int) -> Elements:
-        """Returns the elements from `number` on: fewer than `count` if they end, or if an error ends them."""
+    @property
+    def num_drawn(self) -> int:
+        """The number of elements that were drawn for a call that lacks further ones."""
+        ...
+
+    def draw(self, count: int, number: int) -> Elements | Awaited:
+        """Returns the elements from `number` on: fewer than `count` if they end, or if an error ends them.
+
+        If it would have to wait, it returns the reason, and keeps the elements so far for the next call.
+        """
         ...
 
     def get_state(self) -> Any: ...
@@ -75,7 +83,12 @@ class FedCall(BlockCall):
 
 @final
 class Feed:
-    """The blocks of an iterator, in order: a leaf of any number of passes. `drawn` is at its beginning."""
+    """The blocks of an iterator, in order: a leaf of any number of passes. `drawn` is at its beginning.
+
+    Attributes:
+        awaited: the call that the iterator has to wait for. It is not drawn from until this is set to None.
+        has_ended: True if no more elements can be drawn, because the iterator has ended or failed.
+    """
 
     def __init__(self, drawn: Drawable, block: int) -> None:
         self._drawn = drawn
@@ -84,48 +97,68 @@ class Feed:
         self._kept: deque[tuple[int, Any]] = deque([(0, drawn.get_state())])
         # The block that the iterator is at; None if that is unknown.
         self._at: int | None = 0
-        # The next block to draw; None after an interrupt.
+        # The next block to draw; None while it is drawn, and after an interrupt.
         self._next: int | None = 0
-        # True if no more elements can be drawn, because the iterator has ended or failed.
-        self._has_ended = False
+        self.awaited: Awaited | None = None
+        self.has_ended = False
         # The block of the latest delivered outputs.
         self._delivered = 0
 
     def go_to(self, block: int) -> None:
         """Sets the next block to draw, not before the first saved state. The iterator follows at the next draw."""
-        if self._next != block or self._has_ended:
+        if self._next != block or self.has_ended:
             self._at = None
-        self._next, self._has_ended, self._delivered = block, False, block
+        self._next, self.awaited, self.has_ended, self._delivered = block, None, False, block
 
     def next_blocks(self, limit: int) -> int:
         """Returns the number of blocks of the next call: `limit`, although the iterator may end earlier."""
-        return 0 if self._has_ended else limit
+        return 0 if self.has_ended or self.awaited is not None or self._next is None else limit
 
     def take(self, shard: LogicalShard, max_blocks: int, skip: int) -> FedCall | None:
-        """Draws the next call, up to the end of the iterator or its next saved state. Returns None if it has ended."""
+        """Draws the next call, up to the end of the iterator or its next saved state.
+
+        Returns None if the iterator has ended, or has to wait.
+        """
         start, self._next = self._next, None
         if start is None:
             raise AssertionError("an interrupted feed must be moved to a block before it is drawn from")
-        if self._at != start:
-            self._move(start)
-        self._at = None
         blocks = min(max_blocks, self._interval - start % self._interval)
-        call = None if self._has_ended else self._draw(shard, start, blocks, skip)
-        self._at = self._next = start + blocks
+        call = self._draw(shard, start, blocks, skip) if self._is_at(start) else None
+        if self.awaited is None:
+            self._at = start = start + blocks
+        self._next = start
+        return call
+
+    def take_drawn(self, shard: LogicalShard, skip: int) -> FedCall | None:
+        """Returns a call of the blocks that were drawn before the iterator had to wait; None if there are none."""
+        blocks = self._drawn.num_drawn // self._block
+        if self._at is None or self._at != self._next or not blocks:
+            return None
+        awaited, self.awaited = self.awaited, None
+        call = self.take(shard, blocks, skip)
+        self.awaited = awaited
         return call
 
     def _draw(self, shard: LogicalShard, start: int, blocks: int, skip: int) -> FedCall | None:
         if start % self._interval == 0 and start > self._kept[-1][0]:
             self._kept.append((start, self._drawn.get_state()))
-        drawn = self._drawn.draw(blocks * self._block, start * self._block)
+        if (drawn := self._drawn_at(start, blocks)) is None:
+            return None
         count = len(drawn.values)
-        self._has_ended = count < blocks * self._block
+        self.has_ended = count < blocks * self._block
         if not count and drawn.error is None:
             return None
         table = drawn.origins.table.copy()
         table[3] = start + np.arange(count) // self._block
         stop = start + max(1, math.ceil(count / self._block))
         return FedCall(shard, start, stop, skip, Elements(drawn.values, Origins(table), drawn.error))
+
+    def _drawn_at(self, start: int, blocks: int) -> Elements | None:
+        drawn = self._drawn.draw(blocks * self._block, start * self._block)
+        if isinstance(drawn, Elements):
+            return drawn
+        self.awaited = drawn
+        return None
 
     def kept(self) -> tuple[tuple[int, Any], ...]:
         """Returns the saved states that may be needed, each with its block, in order. Any thread may call it."""
@@ -145,16 +178,20 @@ class Feed:
         # Not the given one, which may have marks of other content.
         self._kept = deque([(block, self._drawn.get_state())])
 
-    def _move(self, stop: int) -> None:
-        """Moves the iterator to the beginning of a block, or to its end if that comes first."""
-        block, state = next(kept for kept in reversed(self._kept) if kept[0] <= stop)
-        self._drawn.set_state(state)
-        while block < stop:
-            blocks = max(1, min(stop - block, KEPT_ELEMENTS // self._block))
-            elements = self._drawn.draw(blocks * self._block, block * self._block)
+    def _is_at(self, stop: int) -> bool:
+        """Moves the iterator to the beginning of a block. Returns False if it ends before, or has to wait."""
+        if self._at is None or self._at > stop:
+            at, state = next(kept for kept in reversed(self._kept) if kept[0] <= stop)
+            self._drawn.set_state(state)
+            self._at = at
+        while self._at < stop:
+            blocks = max(1, min(stop - self._at, KEPT_ELEMENTS // self._block))
+            if (elements := self._drawn_at(self._at, blocks)) is None:
+                return False
             if elements.error is not None:
                 raise elements.error
             if len(elements.values) < blocks * self._block:
-                self._has_ended = True
-                return
-            block += blocks
+                self.has_ended = True
+                return False
+            self._at += blocks
+        return True

@@ -19,7 +19,7 @@ from millstream.loader.pipeline.calls import BlockCall, Call, GroupCall, Outputs
 from millstream.loader.pipeline.elements import Elements, SourceEnded, text_of_end
 from millstream.loader.pipeline.failing_records import FailuresOfPass
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.scheduling.branch import Branch, CallQueue
+from millstream.loader.scheduling.branch import BlockLeaf, Branch, CallQueue
 
 if TYPE_CHECKING:
     from millstream.loader.scheduling.feed import Feed
@@ -30,25 +30,25 @@ class Schedule:
     """The calls of one pass over the stream of a shard, from a position on.
 
     Args:
-        is_fed: True if the elements of stage 0 are drawn. Calls of that stage then need a feed.
+        feed: the source of the elements of stage 0; None if they are read.
 
     Attributes:
         failures: the failed records of the pass; None if the first error is raised.
         num_stages: the number of stages with operations that are not local. `take` takes their calls.
     """
 
-    def __init__(self, plan: Plan, position: Position, *, is_fed: bool = False) -> None:
+    def __init__(self, plan: Plan, position: Position, feed: "Feed | None" = None) -> None:
         self._plan = plan
         self._last_stage = len(plan.stages) - 1
         # The first stage with local operations. It is shared if others of its operations are not local.
         self._first_local = first_local = plan.num_remote_stages
         self._is_shared = first_local <= self._last_stage and (
-            plan.stages[first_local].num_remote_steps > 0 or (first_local == 0 and not is_fed)
+            plan.stages[first_local].num_remote_steps > 0 or (first_local == 0 and feed is None)
         )
         self.num_stages = first_local + self._is_shared
         self.failures = None if plan.errors is None else FailuresOfPass(plan.errors, position)
         self._branches = [
-            Branch(plan, shard, cursor, is_fed=is_fed, failures=self.failures) for shard, cursor in enumerate(position)
+            Branch(plan, shard, cursor, feed=feed, failures=self.failures) for shard, cursor in enumerate(position)
         ]
         first, *others = self._branches
         self._last = first.queues[-1]
@@ -122,19 +122,19 @@ class Schedule:
                 return stage
         return 0 if self.num_stages and self.next_blocks(1) else None
 
-    def take(self, stage: int, max_blocks: int = 1, feed: "Feed | None" = None) -> Call | None:
-        """Takes the next call of a stage. Returns None if none may run now, or if the leaf has just ended.
-
-        One that needs drawn elements is taken with a `feed` only, because that draws them.
-        """
+    def take(self, stage: int, max_blocks: int = 1) -> Call | None:
+        """Takes the next call of a stage. Returns None if none may run now, or if the leaf has no elements for it."""
         if self._untaken[stage]:
             return self._untaken[stage].popleft()
         branch = None if stage else self._branch_to_read()
-        if branch is None or not branch.may_read or (leaf := branch.leaf or feed) is None:
+        if branch is None or not branch.next_blocks(1):
             return None
-        queue = branch.queues[0]
+        queue, leaf = branch.queues[0], branch.leaf
         call = leaf.take(branch.shard, max_blocks, queue.skip)
-        branch.may_read = branch.may_read and leaf.next_blocks(1) > 0
+        if call is None and not isinstance(leaf, BlockLeaf) and not self.backlog:
+            # Nothing is in work, so the blocks that were drawn do not wait for others.
+            call = leaf.take_drawn(branch.shard, queue.skip)
+        branch.may_read = branch.may_read and not leaf.has_ended
         if len(self._branches) > 1:
             self._round.popleft()
         if call is None:
@@ -146,11 +146,11 @@ class Schedule:
         branch.begun += call.num_records
         return call
 
-    def take_local(self, max_blocks: int = 1, feed: "Feed | None" = None) -> Call | None:
+    def take_local(self, max_blocks: int = 1) -> Call | None:
         """Takes the next call of local operations, whose input is known. Returns None if none may run now."""
         for stage in reversed(range(self._first_local, self._last_stage + 1)):
             is_shared = stage == self._first_local and self._is_shared
-            call = self._next_received(stage) if is_shared else self.take(stage, max_blocks, feed)
+            call = self._next_received(stage) if is_shared else self.take(stage, max_blocks)
             if call is not None:
                 call.begin_local()
                 return call

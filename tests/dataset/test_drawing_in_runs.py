@@ -15,6 +15,7 @@ from millstream.dataset.iterators.chain_iterator import ReadIterator
 from millstream.dataset.iterators.fed_iterator import Drawing
 from millstream.dataset.iterators.inputs import Input
 from millstream.dataset.iterators.join_iterator import JoinIterator
+from millstream.loader.pipeline.elements import END
 
 
 def stream(first: int, length: int, failing: int | None, step: int) -> IterDataset[int]:
@@ -132,16 +133,25 @@ def test_the_position_before_each_taken_element_is_known(
         values = run.take(count := min(limit, run.num_ready()))
         positions = []
         for value in values:
-            assert alone.num_ready() or alone.fetch(1)
+            assert has_elements(alone, 1)
             assert alone.take(1) == [value]
             positions.append(alone.position())
         assert [run.position(back) for back in reversed(range(count))] == positions
 
 
+def has_elements(join: Input, limit: int) -> bool:
+    """Fetches elements, and waits for them. Returns False at the end."""
+    while not join.num_ready() and (lack := join.fetch(limit)) is not None:
+        if lack is END:
+            return False
+        lack.wait()
+    return True
+
+
 def has_more(join: Input, limit: int) -> bool:
     """Returns True if there is another element before the end and before the first error."""
     try:
-        return bool(join.num_ready()) or join.fetch(limit)
+        return has_elements(join, limit)
     except (ArithmeticError, ValueError):
         return False
 
@@ -168,7 +178,7 @@ def test_what_is_taken_was_fetched(join: str) -> None:
     iterator = iter(JOINS[join]([MapDataset.source(source).to_iter_dataset(options) for source in sources], 2))
     assert isinstance(iterator, JoinIterator)
     taken = 0
-    while taken < 40 and (iterator.join.num_ready() or iterator.join.fetch(16)):
+    while taken < 40 and has_elements(iterator.join, 16):
         before = [source.reads for source in sources]
         taken += len(iterator.join.take(iterator.join.num_ready()))
         assert [source.reads for source in sources] == before

@@ -123,7 +123,3 @@ def test_nobody_works_too_far_ahead() -> None:
         taken[substream.number] = count
     # 299 of 300 of four calls of ten records; and one.
     assert taken == {often.number: 40, seldom.number: 1}
-    # Nothing of theirs is made: what is fed with it would wait, unless it has nothing else to do.
-    assert substreams.may_begin(own, MAX_CALLS, MAX_CALLS)
-    own.take(0)
-    assert not substreams.may_begin(own, MAX_CALLS, MAX_CALLS)
