@@ -79,6 +79,8 @@ _UNLIMITED_BYTES = 1 << 42
 _MAX_READERS = 4096
 """The limit of threads that read at a time, in all processes. Each takes 64 bytes."""
 
+_READER_TABLE_BYTES = _MAX_READERS * 64 + 4096
+
 _COMPARED_RECORDS = 4
 
 _PASSED_ON = ("unit_sizes", "window_units", "unit_numbers", "locate", "classes", "labels")
@@ -272,6 +274,7 @@ class _Store:
         if is_inherited:
             return
         try:
+            _allocate_readers(os.path.join(folder, "lock.mdb"))  # noqa: PTH118  (paths are strings throughout)
             self._env = lmdb.open(
                 folder, map_size=max_bytes, max_dbs=3, max_readers=_MAX_READERS, metasync=False, readahead=False
             )
@@ -435,6 +438,26 @@ class _Store:
             f"the cache {self._folder!r} cannot be used: {reason}. Records are computed instead. Remove the folder if "
             "it is damaged."
         )
+
+
+def _allocate_readers(path: str) -> None:
+    """Creates the table of readers with blocks on the disk, or raises OSError.
+
+    LMDB itself creates a file without blocks, and writes to it through memory. On a disk that is full, the system then
+    kills the process by SIGBUS.
+    """
+    try:
+        descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    except FileExistsError:
+        return
+    try:
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            zeros = memoryview(bytes(_READER_TABLE_BYTES))
+            while zeros:
+                zeros = zeros[file.write(zeros) :]
+    except BaseException:
+        os.unlink(path)  # noqa: PTH108
+        raise
 
 
 @final

@@ -39,7 +39,7 @@ from millstream.sharding import NoSharding
 from millstream.sources import DataSource, HuggingFaceDataSource, ImageFolderDataSource
 from millstream.sources.digests import digest
 from millstream.sources.files.paths import FileIdentity
-from millstream.sources.files.private_files import check_private, new_file
+from millstream.sources.files.private_files import check_private, full_disk_named, new_file
 from millstream.sources.files.progress import Progress
 from millstream.sources.source_checks import batched_read_of, check_source, opened
 from millstream.tools.record_writers import (
@@ -217,8 +217,9 @@ def _written_file(conversion: Conversion, shard: int) -> Iterator[Callable[[Bloc
         last = block.last or last
 
     try:
-        yield write
-        writer.finish()
+        with full_disk_named(conversion.targets[shard]):
+            yield write
+            writer.finish()
     except BaseException:
         writer.abandon()
         raise

@@ -36,7 +36,7 @@ _accepted: contextvars.ContextVar[Accepted] = contextvars.ContextVar("millstream
 @contextlib.contextmanager
 def accepting(allow: Collection[str], *, strict: bool) -> Iterator[None]:
     """Applies both to the iterators below that are moved inside the block, with those of outer blocks."""
-    check_allow(allow)
+    check_allow(allow, strict=strict)
     outer = _accepted.get()
     token = _accepted.set(Accepted(outer.allow.union(allow), strict or outer.strict))
     try:

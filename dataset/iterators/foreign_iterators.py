@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import NoneType
 from typing import Any, TypeVar, final
 
+from millstream.core.checks import is_scalar
 from millstream.core.descriptions import described, function_name
 from millstream.core.signals import interrupts
 from millstream.dataset.iterators.chain_positions import accepted, texts_of
@@ -204,7 +205,7 @@ def checked_iterable(iterable: Any) -> Any:
         )
     if isinstance(iterable, type):
         raise TypeError(f"iterable must be an iterable, got a class. Pass an instance: {iterable.__name__}(...).")
-    if not hasattr(iterable, "__iter__"):
+    if not hasattr(iterable, "__iter__") or is_scalar(iterable):
         _check_function(iterable)
     return iterable
 

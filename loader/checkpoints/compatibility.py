@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from millstream.core.checks import as_flag, is_listed
 from millstream.core.warn import log_warning
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.description import CODE
@@ -56,7 +57,7 @@ def resumption(
         CheckpointError: the streams differ. The message names every difference, both values and the remedy.
         ValueError: `allow` names something else.
     """
-    check_allow(allow)
+    check_allow(allow, strict=strict)
     reached = max(cursor.position for cursor in saved.cursors)
     saved = saved._replace(stream=_without_absent(saved.stream.before(reached), here.stream, reached))
     here = here._replace(stream=here.stream.before(reached))
@@ -107,7 +108,7 @@ def accept(
     strict: bool,
 ) -> None:
     """Compares two streams that are described by texts alone, the saved one first, as `resumption` does."""
-    check_allow(allow)
+    check_allow(allow, strict=strict)
     differences, changes = (
         [
             difference
@@ -122,8 +123,10 @@ def accept(
         warn_of_changes([change.text for change in changes])
 
 
-def check_allow(allow: Collection[str]) -> None:
-    if isinstance(allow, str) or not all(isinstance(path, str) and _root_of(path) in ALLOWABLE for path in allow):
+def check_allow(allow: Collection[str], *, strict: bool) -> None:
+    as_flag(strict, "strict")
+    is_collection = isinstance(allow, Collection) and is_listed(allow)
+    if not is_collection or not all(isinstance(path, str) and _root_of(path) in ALLOWABLE for path in allow):
         raise ValueError(
             f"allow must be a collection of names out of {', '.join(ALLOWABLE)}, or of paths within them, such as "
             f'"operations[0].size", got {allow!r}.'

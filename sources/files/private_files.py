@@ -95,6 +95,17 @@ def _foreign(path: str) -> PermissionError:
 
 
 @contextlib.contextmanager
+def full_disk_named(path: str) -> Iterator[None]:
+    """Adds a path to the error of a write for which there is no room. The system names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            error.filename = path
+        raise
+
+
+@contextlib.contextmanager
 def new_file(path: str, *, mode: int | None = None, is_synced: bool = True) -> Iterator[BinaryIO]:
     """Opens a new file for writing, which is renamed to `path` at the end of the block.
 
@@ -107,7 +118,7 @@ def new_file(path: str, *, mode: int | None = None, is_synced: bool = True) -> I
     temporary = os.path.join(folder, f".{name.lstrip('.')[:100]}.{os.urandom(6).hex()}.part")  # noqa: PTH118
     file = open(temporary, "x+b", opener=functools.partial(os.open, mode=0o666))  # noqa: SIM115
     try:
-        with file:
+        with file, full_disk_named(path):
             if mode is not None:
                 with contextlib.suppress(OSError):  # Not all file systems have permissions.
                     os.fchmod(file.fileno(), mode)  # The umask could make it unreadable.

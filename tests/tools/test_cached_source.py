@@ -253,6 +253,13 @@ def test_a_limit_and_a_full_disk_only_end_the_filling(tmp_path: Path, caplog: py
     assert len([record for record in caplog.records if "cannot grow" in record.message]) == 1
 
 
+def test_what_is_written_through_memory_has_its_blocks(tmp_path: Path) -> None:
+    """The table of readers has no holes: on a full disk, the system kills a process that writes into one."""
+    with millstream.CachedDataSource(expensive(tmp_path), tmp_path / "cache"):
+        (table,) = (tmp_path / "cache").glob("*/lock.mdb")
+        assert table.stat().st_blocks * 512 >= table.stat().st_size > 4096 * 64
+
+
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning", "ignore:.*use of fork:DeprecationWarning")
 def test_a_child_that_was_forked_computes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """LMDB cannot be opened twice there. Its records are right without a warning, and its end closes nothing."""

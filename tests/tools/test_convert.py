@@ -587,6 +587,7 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path, extension: str) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     assert "File too large" in reported
+    assert f"b.{extension}" in reported
     assert visible(tmp_path) == ["a.tfrecord"]
     assert not list(tmp_path.glob(".b.*"))
 

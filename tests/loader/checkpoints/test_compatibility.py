@@ -1,8 +1,9 @@
 """Two streams are compared in one place: each difference is named, and what the error advises works."""
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from millstream.errors import CheckpointError
@@ -258,3 +259,16 @@ def test_an_unknown_name_in_allow_is_an_error(allow: Any) -> None:
     with pytest.raises(ValueError, match="global_batch, on_error, operations, sampler, source, stream") as caught:
         resumption(STATE, STATE, allow)
     assert not isinstance(caught.value, CheckpointError)
+
+
+@pytest.mark.parametrize("allow", [None, True, 3, np.array(3), (name for name in ["sampler"])])
+def test_allow_is_a_collection(allow: Any) -> None:
+    """An iterator is none: it would be at its end after the first look at it, and accept nothing."""
+    with pytest.raises(ValueError, match=r"^allow must be a collection of names"):
+        resumption(STATE, STATE, allow)
+
+
+def test_strict_is_a_flag() -> None:
+    """A text such as "no" would be taken for True."""
+    with pytest.raises(TypeError, match=r"^strict must be True or False"):
+        resumption(STATE, STATE, strict=cast("Any", "no"))
