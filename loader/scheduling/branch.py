@@ -108,10 +108,10 @@ class Branch:
             if stage.grouping is not None:
                 self._add_lane(stage, cursor, first)
             first = stop
-        if self.leaf is not None and self.lanes and (needed := self._needed_blocks(cursor)) is not None:
+        if isinstance(self.leaf, BlockLeaf) and self.lanes and (needed := self._needed_blocks(cursor)) is not None:
             # Records of a remainder that a Batch drops are not read.
             self.leaf.hold_back(needed)
-            self.may_read = self.leaf.next_blocks(1) > 0
+            self.may_read = not self.leaf.has_ended
         self._empty_epochs: EmptyEpochs | None = None
         self._windows: FilterWindows | None = None
         if any(stage.filters for stage in plan.stages):
@@ -163,7 +163,11 @@ class Branch:
         if self._windows is not None and isinstance(call, BlockCall):
             self._windows.check(outputs, call.stop)
         num_full = call.num_blocks if self.shard.first_batches else call.num_records
-        if call.stage == 0 and self.leaf is not None and outputs.error is None and len(outputs.values) < num_full:
-            # Elements were dropped, so that others, which were held back, may fill the batches.
+        if call.stage == 0 and outputs.error is None and len(outputs.values) < num_full:
+            self._release()
+
+    def _release(self) -> None:
+        """Lets the blocks that were held back be read, because elements were dropped: theirs may fill the batches."""
+        if isinstance(self.leaf, BlockLeaf):
             self.leaf.release()
-            self.may_read = self.leaf.next_blocks(1) > 0
+            self.may_read = not self.leaf.has_ended
