@@ -548,7 +548,10 @@ class DeviceIterator(Lineage, Inspectable, ResumableIterator):
         try:
             staging = self._begin_staging()
             self._readers.submit(functools.partial(staging.run, move))
-            self._adopt(self._next_of(staging).position)
+            position = self._next_of(staging).position
+            # No batch is staged here: after an interruption from here on, the next call must not wait for one.
+            staging.next_position = None
+            self._adopt(position)
         finally:
             self._end_staging()
 

@@ -44,7 +44,7 @@ def interrupt_at(number: int, work: Callable[[], Any], within: str = "millstream
     Args:
         number: which of these moments, from 0.
         work: what is done, in this thread.
-        within: the package whose code is interrupted.
+        within: the package or module whose code is interrupted.
 
     Returns:
         True if there were that many: else nothing was interrupted.
@@ -54,7 +54,12 @@ def interrupt_at(number: int, work: Callable[[], Any], within: str = "millstream
 
     def check(code: CodeType, offset: int) -> None:
         nonlocal left, is_over
-        if is_over or path not in code.co_filename or offset not in moments_of(code) or threading.get_ident() != thread:
+        if (
+            is_over
+            or path not in f"{code.co_filename.removesuffix('.py')}{os.sep}"
+            or offset not in moments_of(code)
+            or threading.get_ident() != thread
+        ):
             return
         left -= 1
         if left < 0:
