@@ -82,6 +82,8 @@ class OperationNode(UnaryNode):
 class ElementNode(OperationNode):
     """A node that computes one element from one."""
 
+    is_of_one = True
+
     def locate(self, positions: Positions) -> Any:
         """Returns the positions, for operations that draw, and the located positions of the parent."""
         return positions, self.parent.locate(positions)
@@ -108,15 +110,8 @@ class ElementNode(OperationNode):
             results[row] = result
         return results
 
-    def taken_from(self, positions: Positions) -> Sequence[tuple[Node, Positions]]:
-        return [(self.parent, positions)]
-
-    @functools.cached_property
-    def traced(self) -> tuple[Any, ...] | None:
-        return self.parent.traced
-
-    def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
-        return self.parent.record_keys(positions, starts)
+    def taken_from(self, positions: Positions) -> Iterable[tuple[Node, Any, Positions]]:
+        return [(self.parent, slice(None), positions)]
 
     def occurrences(self, keys: Positions, starts: Mapping[int, int], stop: int) -> Occurrences:
         return self.parent.occurrences(keys, starts, stop)

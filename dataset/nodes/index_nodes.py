@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ _IDENTIFIED_TOGETHER = 1 << 16
 class IndexNode(UnaryNode):
     """A node whose elements are elements of its parent."""
 
+    is_of_one = passes_on = True
+
     @abc.abstractmethod
     def parent_positions(self, positions: Positions) -> Positions:
         """Returns the parent's positions for positions of this node."""
@@ -49,13 +51,6 @@ class IndexNode(UnaryNode):
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
         return self.parent.elements(located, start, stop)
 
-    @functools.cached_property
-    def sources(self) -> tuple[Any, ...] | None:
-        return self.parent.sources
-
-    def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
-        return self.parent.record_keys(self.parent_positions(positions), starts)
-
     def at(self, position: int) -> Any:
         return self.parent.at(self.parent_position(position))
 
@@ -63,12 +58,8 @@ class IndexNode(UnaryNode):
     def order(self) -> tuple[Any, ...] | None:
         return (self,)
 
-    def taken_from(self, positions: Positions) -> Sequence[tuple[Node, Positions]]:
-        return [(self.parent, self.parent_positions(positions))]
-
-    @functools.cached_property
-    def traced(self) -> tuple[Any, ...] | None:
-        return self.parent.traced
+    def taken_from(self, positions: Positions) -> Iterable[tuple[Node, Any, Positions]]:
+        return [(self.parent, slice(None), self.parent_positions(positions))]
 
     def occurrences(self, keys: Positions, starts: Mapping[int, int], stop: int) -> Occurrences:
         found = self.parent.occurrences(keys, starts, min(ENDLESS, self.parent_stop(stop)))

@@ -33,21 +33,12 @@ def starts_of(sources: Sequence[Any]) -> dict[int, int]:
     return dict(zip(map(id, sources), itertools.accumulate(map(len, sources), initial=0), strict=False))
 
 
-def _each_once(sources_of_each: Iterable[tuple[Any, ...] | None]) -> tuple[Any, ...] | None:
-    """Returns the sources of all parents, each once; None if a parent has none."""
-    found: dict[int, Any] = {}
-    for sources in sources_of_each:
-        if sources is None:
-            return None
-        found |= {id(source): source for source in sources}
-    return tuple(found.values())
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class JoiningNode(Node):
     """A node each of whose elements is an element of one of its parents."""
 
     above: tuple[Node, ...]
+    is_of_one = passes_on = True
 
     @property
     def parents(self) -> tuple[Node, ...]:
@@ -62,10 +53,6 @@ class JoiningNode(Node):
         """Returns the number of the parent of each position, and the position in that parent."""
 
     @functools.cached_property
-    def sources(self) -> tuple[Any, ...] | None:
-        return _each_once(parent.sources for parent in self.above)
-
-    @functools.cached_property
     def _concatenated(self) -> tuple[Source, dict[int, int]] | None:
         """The concatenated sources of the parents, and the start of each; None if parents compute elements.
 
@@ -75,18 +62,8 @@ class JoiningNode(Node):
             return None
         return Source(ConcatenatedDataSource(self.sources)), starts_of(self.sources)
 
-    def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
-        keys = np.empty(len(positions), np.int64)
-        for number, rows, own in self._split(positions):
-            keys[rows] = self.above[number].record_keys(own, starts)
-        return keys
-
-    def taken_from(self, positions: Positions) -> Sequence[tuple[Node, Positions]]:
-        return [(self.above[number], own) for number, _, own in self._split(positions)]
-
-    @functools.cached_property
-    def traced(self) -> tuple[Any, ...] | None:
-        return _each_once(parent.traced for parent in self.above)
+    def taken_from(self, positions: Positions) -> Iterable[tuple[Node, Any, Positions]]:
+        return ((self.above[number], rows, own) for number, rows, own in self._split(positions))
 
     def occurrences(self, keys: Positions, starts: Mapping[int, int], stop: int) -> Occurrences:
         found = []
@@ -406,8 +383,8 @@ class Zipped(Node):
         """Returns those of the first parent that has units, because all are read at the same positions."""
         return next(parent.units() for parent in self.above if parent.window_units is not None)
 
-    def taken_from(self, positions: Positions) -> Sequence[tuple[Node, Positions]]:
-        return [(parent, positions) for parent in self.above]
+    def taken_from(self, positions: Positions) -> Iterable[tuple[Node, Any, Positions]]:
+        return [(parent, slice(None), positions) for parent in self.above]
 
     def locate(self, positions: Positions) -> Any:
         return [parent.locate(positions) for parent in self.above]
@@ -460,4 +437,4 @@ def _out_of_proportion(node: Node, positions: Positions) -> tuple[Mixed, list[in
     if not node.is_mixed:
         return None
     below = node.taken_from(positions)
-    return next((found for pair in below if (found := _out_of_proportion(*pair)) is not None), None)
+    return next((found for parent, _, own in below if (found := _out_of_proportion(parent, own)) is not None), None)

@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -127,18 +127,6 @@ class Node(Step):
         if len(self.parents) == 1:
             yield from self.parents[0].line()
 
-    @functools.cached_property
-    def sources(self) -> tuple[Any, ...] | None:
-        """The sources whose unchanged records are its elements, each once; None if it computes elements."""
-        return None
-
-    def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
-        """Returns the record keys of positions in the concatenated sources. Only for nodes with `sources`, or `traced`.
-
-        `starts` has the first record key of each source, by its `id`.
-        """
-        raise NotImplementedError
-
     @property
     def order(self) -> tuple[Any, ...] | None:
         """The node itself as a part of a loader's order, nothing if it moves no position; None if it is no part."""
@@ -152,15 +140,38 @@ class Node(Step):
     sees_positions = False
     """True if its elements depend on their positions, so that it must come after all nodes that change positions."""
 
-    def taken_from(self, positions: Positions) -> "Sequence[tuple[Node, Positions]]":
-        """Returns the parents with their positions at positions; nothing if an element is made of several of one."""
+    is_of_one = False
+    """True if each element is made of one element of a parent."""
+    passes_on = False
+    """True if that element is passed on unchanged."""
+
+    def taken_from(self, positions: Positions) -> "Iterable[tuple[Node, Any, Positions]]":
+        """Yields the parents, each with the rows that are made of its elements, and with their positions in it.
+
+        Nothing if an element is made of several of one parent.
+        """
         del positions
         return ()
 
     @functools.cached_property
     def traced(self) -> tuple[Any, ...] | None:
         """The sources, each once, if each element is made of one of their records; None if it is made of several."""
-        return self.sources
+        return _each_once([parent.traced for parent in self.parents]) if self.is_of_one else None
+
+    @functools.cached_property
+    def sources(self) -> tuple[Any, ...] | None:
+        """The sources, each once, if the elements are their records, unchanged; None if it computes elements."""
+        return _each_once([parent.sources for parent in self.parents]) if self.passes_on else None
+
+    def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
+        """Returns the record keys of positions in the concatenated sources. Only for nodes with `sources`, or `traced`.
+
+        `starts` has the first record key of each source, by its `id`.
+        """
+        keys = np.empty(len(positions), np.int64)
+        for parent, rows, own in self.taken_from(positions):
+            keys[rows] = parent.record_keys(own, starts)
+        return keys
 
     def occurrences(self, keys: Positions, starts: Mapping[int, int], stop: int) -> Occurrences:
         """Returns the positions before `stop` whose elements are made of records. Only for nodes that are `traced`.
@@ -212,6 +223,13 @@ class Node(Step):
             if not holds_nodes(value):
                 found.add(f".{field.name}", value)
         return found
+
+
+def _each_once(sources_of_each: Sequence[tuple[Any, ...] | None]) -> tuple[Any, ...] | None:
+    """Returns the sources of all parents, each once; None if a parent has none."""
+    if None in sources_of_each:
+        return None
+    return tuple({id(source): source for sources in sources_of_each for source in sources or ()}.values())
 
 
 def holds_nodes(value: Any) -> bool:

@@ -39,6 +39,10 @@ class Source(Node):
         """The source, unless it is empty, because nothing is read from it then."""
         return (self.source,) if self.length else ()
 
+    @property
+    def traced(self) -> tuple[Any, ...]:
+        return self.sources
+
     @functools.cached_property
     def reads_one_by_one(self) -> bool:
         return reads_one_by_one([self.source])
