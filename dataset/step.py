@@ -20,10 +20,13 @@ class Step(abc.ABC):
     drawing_seed: int | None = None
     """The seed of the random map that it is; None for any other step."""
 
+    above: tuple[Any, ...]
+    """The steps before it, a field of those that have any number of them."""
+
     @property
-    @abc.abstractmethod
     def parents(self) -> tuple[Any, ...]:
         """The steps before it."""
+        return self.above
 
     @property
     @abc.abstractmethod

@@ -36,10 +36,6 @@ class StreamStep(Step):
     is_leaf = False
     """True if the operations of a chain begin after it; False if it belongs to the chain of the step before it."""
 
-    @property
-    def parents(self) -> tuple[Any, ...]:
-        return self.above
-
     @functools.cached_property
     def reads_in_threads(self) -> bool:
         """True if it runs only in this process, in threads of the library or its own.

@@ -40,10 +40,6 @@ class JoiningNode(Node):
     above: tuple[Node, ...]
     is_of_one = passes_on = True
 
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        return self.above
-
     @functools.cached_property
     def _lengths(self) -> NDArray[np.int64]:
         return np.array([parent.length for parent in self.above], np.int64)
@@ -362,10 +358,6 @@ class Zipped(Node):
 
     above: tuple[Node, ...]
     is_sparse = False
-
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        return self.above
 
     @functools.cached_property
     def length(self) -> int:

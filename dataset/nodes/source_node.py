@@ -143,10 +143,6 @@ class Own(Node):
     # The user's code may wait for anything.
     is_in_memory = False
 
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        return self.above
-
     @functools.cached_property
     def length(self) -> int:
         return len(self.dataset)
