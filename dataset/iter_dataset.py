@@ -175,8 +175,8 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         The proportions are those of a `MixtureSampler`: each prefix is less than one element away from them, or up to
         1.7 elements if weights have many digits.
 
-        With a mapping, a state contains positions by name. If it is restored into another mixture, datasets with the
-        same names resume, new ones start at their beginning, and removed ones are dropped.
+        With a mapping, a state contains positions by name. If it is restored into another mixture that stops at the
+        first end, datasets with the same names resume, new ones start at their beginning, and removed ones are dropped.
 
         Args:
             datasets: a list, or a mapping from names; at least one.

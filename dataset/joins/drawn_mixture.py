@@ -63,8 +63,8 @@ def check_weights(saved: Any, mixing: Mixing, position: int) -> None:
     if SavedPosition(tuple(one) if isinstance(one, list | tuple) else one for one in saved) != here:
         raise CheckpointError(
             f"The state is of a mixture with other weights: saved {tuple(saved)}, here {tuple(here)}. Build it as it "
-            "was saved, and write .reweighted(position, weights) for others from a position on; or name the datasets, "
-            "whose weights may then change."
+            "was saved, and write .reweighted(position, weights) for others from a position on; or, if the mixture "
+            "stops at the first end, name the datasets, whose weights may then change."
         )
 
 
