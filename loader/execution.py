@@ -98,6 +98,8 @@ class Execution:
         self.plan = Plan(pipeline, self._instrument) if compiled is None else compiled.measured_by(self._instrument)
         cores = None if ray_workers is None else ray_workers.num_cores
         self.choice: WorkerChoice | None = None if parent is None else parent.choice
+        # The reason for no worker, logged once an engine needs it: some executions of a chain have none.
+        self._unlogged = ""
         if parent is None and workers.chooses_workers and crew is None:
             self.choice = self._first_choice()
             # Workers are to compute the bytes that this process would.
@@ -198,6 +200,9 @@ class Execution:
         if self._feed is not None:
             self._feed.go_to(position[0].block)
         options: dict[str, Any] = {"stall_timeout": self.stall_timeout, "local_reading": self._local_reading}
+        if self._unlogged:
+            log_warning(self._unlogged)
+            self._unlogged = ""
         if self.choice is not None and not self.choice.is_final:
             from millstream.loader.engine.auto import AutoEngine  # noqa: PLC0415  (lazy: slow to import)
 
@@ -259,10 +264,10 @@ class Execution:
         elif self._feed is not None or self._threads is not None:
             reason = "elements come from a combination of datasets, or from a stream"
         if reason:
-            reason = f"{reason}. Give a number of workers"
-            log_warning(f'"auto" chose no worker processes: {reason}.')
-        if reason or choice.limit == 1:
-            choice.stay(reason or "this process may use one core")
+            choice.stay(f"{reason}. Give a number of workers")
+            self._unlogged = f'"auto" chose {choice.text}.'
+        elif choice.limit == 1:
+            choice.stay("this process may use one core")
         return choice
 
     def _chosen_workers(self, choice: WorkerChoice, *, only_idle: bool) -> "Callable[[Engine], WorkerSlots] | None":

@@ -90,8 +90,7 @@ class AutoEngine(Engine):
             raise GivenUp from error
         if is_measured and outputs is not None:
             now = time.perf_counter()
-            count = len(outputs.values) - outputs.first
-            self._record(now, Window(0.0, count, now - begin, time.process_time() - computed))
+            self._record(now, Window(0.0, len(outputs.values), now - begin, time.process_time() - computed))
         return outputs
 
     def status(self) -> ExecutorStatus:
@@ -130,10 +129,8 @@ class AutoEngine(Engine):
         super()._begin()
 
     def _work_here(self) -> bool:
-        if self._before is None:
-            return super()._work_here()
         # The calls from before the last move are older than those that the budget has.
-        return self._has_local and self._run_local()
+        return self._before is None and super()._work_here()
 
     def _wait(self) -> None:
         if self._before is None:
@@ -211,7 +208,8 @@ class AutoEngine(Engine):
         self._log_choice()
 
     def _log_choice(self) -> None:
-        log_info(f'worker_count="auto" chose {self._choice.text}')
+        if news := self._choice.take_news():
+            log_info(f'"auto" chose {news}')
 
     def _start(self, *, only_idle: bool = False) -> None:
         workers = None

@@ -229,6 +229,7 @@ class WorkerChoice:
         self._min_seconds = min_seconds
         self._more_reads = more_reads
         self.reading: ReadOptions | None = None
+        self._logged = ""
         # The number before the step that is on trial, and the waits per batch then; None after the trial.
         self._tried: tuple[int, float] | None = None
         self._skips = False
@@ -242,6 +243,11 @@ class WorkerChoice:
         """The choice and its reason."""
         noun = "worker process" if self.num_workers == 1 else "worker processes"
         return f"{self.num_workers or 'no'} {noun}: {self.reason}"
+
+    def take_news(self) -> str:
+        """Returns `text` if it is another than at the last call, else nothing: a pass begins with a known choice."""
+        before, self._logged = self._logged, self.text
+        return "" if before == self.text else self.text
 
     @property
     def is_final(self) -> bool:

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,18 +133,21 @@ def test_workers_are_added_and_ended(choose: Callable[..., None], caplog: pytest
             if len(pids) != (counts or [0])[-1]:
                 counts.append(len(pids))
             seen |= pids
+            assert {worker.pid for worker in executor_of(iterator).status().workers} == pids
+        assert not worker_pids()
     assert counts[:2] == [1, 3]
     # Which of them still have calls is a matter of time.
     assert counts[2:] in ([2, 1, 0], [1, 0], [2, 0])
     assert not still_there([pid for pid in seen if pid is not None])
-    said = [text.removeprefix('millstream: worker_count="auto" chose ') for text in caplog.messages]
+    said = [text.removeprefix('millstream: "auto" chose ') for text in caplog.messages]
     assert [text.partition(":")[0] for text in said] == [
         *("1 worker process", "3 worker processes", "1 worker process", "no worker processes")
     ]
 
 
-def test_epochs_keep_the_choice_and_the_workers(choose: Callable[..., None]) -> None:
-    """The second epoch begins with the workers of the first, which are warm."""
+def test_epochs_keep_the_choice_and_the_workers(choose: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
+    """The second epoch begins with the workers of the first, which are warm. Only a change is logged."""
+    caplog.set_level("INFO", "millstream")
     choose(2)
     seen = []
     with auto(is_trainer, **MANY) as loader:
@@ -155,6 +159,7 @@ def test_epochs_keep_the_choice_and_the_workers(choose: Callable[..., None]) -> 
 
     assert [is_here for is_here, _ in seen] == [True, False]
     assert seen[0][1] == seen[1][1]
+    assert len(caplog.records) == 1
 
 
 def test_what_cannot_be_pickled_stays_here(choose: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
@@ -189,11 +194,20 @@ class Gated:
 def test_this_process_works_until_the_workers_are_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long they take to start. The waits meanwhile count as those without them."""
     starts: list[Window] = []
-    move_as(monkeypatch, lambda choice, _: choice.keep(1, "a test"), waits=False)
+    recorded: list[Window] = []
+    number = [1]
+
+    def record(choice: WorkerChoice, window: Window) -> None:
+        recorded.append(window)
+        choice.keep(number[0], "a test")
+
+    begin, computed = time.perf_counter(), time.process_time()
+    move_as(monkeypatch, record, waits=False)
     monkeypatch.setattr(WorkerChoice, "record_start", lambda _, window: starts.append(window))
     os.mkfifo(tmp_path / "gate")
     options = {"data_source": range(1 << 20), "sampler": millstream.IndexSampler(1 << 20, num_epochs=1)}
-    with auto(Gated(tmp_path / "gate"), stall_timeout=10.0, **options) as loader, iter(loader) as iterator:
+    operation = Gated(tmp_path / "gate")
+    with auto(operation, stall_timeout=10.0, worker_buffer_size=1, **options) as loader, iter(loader) as iterator:
         assert next(iterator).all()
         while not pids_of(iterator):
             assert next(iterator).all()
@@ -202,8 +216,81 @@ def test_this_process_works_until_the_workers_are_ready(tmp_path: Path, monkeypa
         assert not starts
         (tmp_path / "gate").write_bytes(b"")
         num_here = sum(1 for _ in itertools.takewhile(np.all, iterator))
-    assert starts[0].batches == 10 + num_here
-    assert starts[0].waited > 0
+        assert starts[0].batches == 10 + num_here
+        assert 0 < starts[0].waited < time.perf_counter() - begin
+        assert 0 < starts[0].computed < time.process_time() - computed
+
+        # Another worker begins: the first one works, and is not measured meanwhile.
+        number[0] = 2
+        while len(pids_of(iterator)) < 2:
+            assert not next(iterator).any()
+        num_recorded = len(recorded)
+        for _ in range(10):
+            assert not next(iterator).any()
+        assert len(recorded) == num_recorded
+        (tmp_path / "gate").write_bytes(b"")
+        while len(recorded) == num_recorded:
+            assert not next(iterator).any()
+        assert executor_of(iterator).stacks().keys() == pids_of(iterator)
+
+
+def test_the_work_of_workers_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each window has the processor time of its own, so that workers with little to do are noticed after any time."""
+    recorded: list[Window] = []
+
+    def record(choice: WorkerChoice, window: Window) -> None:
+        recorded.append(window)
+        choice.keep(1, "a test")
+
+    move_as(monkeypatch, record)
+    with auto(**MANY) as loader:
+        assert batches(loader) == EXPECTED_MANY
+        assert 0 < sum(window.worked for window in recorded) <= loader._execution.profiler.core_seconds
+
+
+def test_sleepers_are_judged_once_their_delays_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that lacks cores looks as if it waited: the first window decides nothing."""
+    recorded: list[Window] = []
+    move_as(monkeypatch, lambda _, window: recorded.append(window))
+    moment = threading.Event()
+    with auto(lambda _: moment.wait(0.002), read_options=millstream.ReadOptions(0)) as loader:
+        assert len(batches(loader)) == len(EXPECTED)
+    # Nor do the first outputs.
+    assert len(recorded) == len(EXPECTED) - 2
+
+
+def test_more_threads_read_if_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the moment of the choice on, and from the beginning of later passes."""
+    more = worker_choice.widened(millstream.ReadOptions())
+    assert more is not None
+    move_as(monkeypatch, lambda choice, _: setattr(choice, "reading", more))
+    numbers: list[list[int]] = []
+    with auto(read_options=millstream.ReadOptions()) as loader:
+        for _ in range(2):
+            with iter(loader) as iterator:
+                numbers.append([executor_of(iterator).status().max_threads for _ in iterator][:-1])
+    assert (numbers[0][0], numbers[0][-1], numbers[1][0]) == (16, 64, 64)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_end_leaves_no_thread_and_no_worker(number: int, choose: Callable[..., None]) -> None:
+    """Wherever the work is when the iterator closes, or the pass ends: only warm workers stay."""
+    choose(1, number)
+
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("millstream-read")]
+
+    with auto(**MANY) as loader:
+        for closes in (True, False):
+            iterator = iter(loader)
+            for _ in range(20):
+                next(iterator)
+            if closes:
+                iterator.close()
+            else:
+                list(iterator)
+            assert not threads()
+            assert len(worker_pids()) == (0 if closes else number)
 
 
 def test_a_pass_without_idle_workers_starts_those_that_were_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,6 +535,18 @@ def test_chains_that_cannot_move_stay_here(choose: Callable[..., None], caplog: 
         for _ in iterator:
             assert not processes_below()
     assert "combination" in caplog.text
+
+
+def test_mixtures_that_are_read_by_position_have_workers(
+    choose: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What follows a mixture of such chains moves as other chains do, and nothing says that it cannot."""
+    choose(1)
+    chains = [millstream.MapDataset.range(1_600).map(is_trainer).to_iter_dataset() for _ in range(2)]
+    dataset = millstream.IterDataset.mix(chains, [0.5, 0.5]).batch(4).mp_prefetch("auto")
+    with contextlib.closing(iter(dataset)) as iterator:
+        assert len({bool(batch.any()) for batch in iterator}) == 2
+    assert not caplog.records
 
 
 def test_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
