@@ -327,10 +327,15 @@ class Engine:
         Exceptions raised here concern the engine, not a record, whose error is part of its outputs. The owner must then
         close the engine.
         """
-        found = self if self._is_awaited else self.poll()
-        while found is not None and not isinstance(found, Outputs):
+        self.requests.append(None)
+        if self._is_awaited:
+            # `poll` has just accepted all that has finished.
+            self._is_awaited = False
+        else:
+            self._begin()
+        while (found := self._advance()) is not None and not isinstance(found, Outputs):
             found.wait()
-            found = self.poll()
+        self.requests.clear()
         return found
 
     def poll(self) -> Outputs | Awaited | None:
@@ -338,33 +343,35 @@ class Engine:
 
         That is this engine if it has calls in flight. Otherwise the feed waits for another one.
         """
-        schedule, self._is_awaited = self.schedule, False
         self.requests.append(None)
         self._begin()
+        found = self._advance()
+        self._is_awaited = found is self
+        self.requests.clear()
+        return found
+
+    def _advance(self) -> Outputs | Awaited | None:
+        schedule, feed = self.schedule, self.feed
+        if feed is not None:
+            feed.awaited = None
         while (outputs := schedule.pop()) is None:
             if schedule.exhausted:
-                break
+                return None
             if not self._work_here() and not self._issue():
-                self.requests.clear()
-                awaited = self._awaited
-                self._is_awaited = awaited is self
-                return awaited
-        if outputs is not None and self.feed is not None:
-            self.feed.delivered(outputs)
-        if outputs is not None and (self.budget.runs_ahead or self._has_local):
+                return self._awaited
+        if feed is not None:
+            feed.delivered(outputs)
+        if self.budget.runs_ahead or self._has_local:
             self._end(outputs)
-        self.requests.clear()
         return outputs
 
     def wait(self) -> None:
-        """Waits for a call in flight, for a bounded time. The owner must close the engine after an exception."""
-        self.requests.append(None)
+        """Waits for a call in flight, for a bounded time."""
         if self._aside.in_flight:
             self._aside.wait()
         else:
             self._wait()
         self._is_issued = False
-        self.requests.clear()
 
     @property
     def _awaited(self) -> Awaited:
@@ -424,8 +431,6 @@ class Engine:
         if self.local.runs_ahead:
             self._aside.check_process()
         self._has_run_local = False
-        if self.feed is not None:
-            self.feed.awaited = None
         self._accept()
 
     def _accept(self) -> None:
