@@ -16,6 +16,7 @@ import os
 import struct
 import sys
 import time
+import zipimport
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple, final
@@ -61,15 +62,22 @@ def _digest_of(name: str, module: Any, spec: Any) -> bytes | None:
         return None
     origin = spec.origin
     try:
-        with open(origin, "rb") as file:  # noqa: PTH123  (not pathlib, which is slow)
-            status, content = os.fstat(file.fileno()), file.read()
-    except OSError:
+        status, content = _read(spec)
+    except (OSError, zipimport.ZipImportError):
         return CHANGED
     # Other loaders may compile something else than the file has.
     if type(spec.loader) is importlib.machinery.SourceFileLoader and status.st_mtime > _process_start():
         is_edited = _is_newer(status, spec.cached) or not _has_code_of(module, content, origin)
         return CHANGED if is_edited else _digest(content)
     return _digest(content)
+
+
+def _read(spec: Any) -> tuple[os.stat_result, bytes]:
+    """Returns the content of a module's file, and the status of that, or of the archive that it is in."""
+    if isinstance(spec.loader, zipimport.zipimporter):
+        return os.stat(spec.loader.archive), spec.loader.get_data(spec.origin)  # noqa: PTH116  (not pathlib, which is slow)
+    with open(spec.origin, "rb") as file:  # noqa: PTH123  (as above)
+        return os.fstat(file.fileno()), file.read()
 
 
 def _is_library(name: str) -> bool:
@@ -180,19 +188,19 @@ class WorkerImports:
             if found is not None:
                 # On another machine, a module may be installed that is a file of the user's here.
                 if _is_source_of_user(found.origin) or (fullname in self._code and _is_source(found.origin)):
-                    self._compare(fullname, str(found.origin))
+                    self._compare(fullname, found)
                 if actions is not None:
                     self._call_after(fullname, found)
                 return found
         return None
 
-    def _compare(self, name: str, origin: str) -> None:
-        with open(origin, "rb") as file:  # noqa: PTH123  (as above)
-            found = _digest(file.read())
+    def _compare(self, name: str, spec: Any) -> None:
+        _, content = _read(spec)
+        found = _digest(content)
         if name not in self._code:
             self._report(name, found)
         elif self._code[name] != found:
-            raise changed(name, origin)
+            raise changed(name, spec.origin)
 
     def _call_after(self, name: str, spec: importlib.machinery.ModuleSpec) -> None:
         loader: Any = spec.loader

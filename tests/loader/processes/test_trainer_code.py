@@ -4,6 +4,7 @@ import importlib
 import os
 import signal
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,6 +87,28 @@ def test_an_edit_before_the_first_loader_is_noticed(
     modules.write(my_helper=edited)
     with pytest.raises(RuntimeError, match="Cannot import my_helper"):
         next(iter(loader_of("my_operations")))
+
+
+def test_modules_in_a_zip_archive_are_compared(modules: Modules, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers import them, as in a program that is one file, and an archive that was replaced is noticed."""
+    archive = modules.folder / "program.zip"
+
+    def write(factor: int) -> None:
+        sources = {path.name: path.read_text() for path in modules.folder.glob("my_*.py")}
+        with zipfile.ZipFile(archive, "w") as file:
+            for name, source in sources.items():
+                file.writestr(name, source.replace("FACTOR = 1", f"FACTOR = {factor}"))
+
+    write(1)
+    monkeypatch.setattr(sys, "path", [str(archive), *(path for path in sys.path if path != str(modules.folder))])
+    with iter(loader_of("my_operations")) as iterator:
+        assert sys.modules["my_helper"].__spec__.loader.archive == str(archive)  # type: ignore[union-attr]  # a zipimporter
+        assert next(iterator).tolist() == [0, 1, 2, 3]
+        write(2)
+        for pid in pids_of(iterator):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="Cannot import my_helper in a worker"):
+            list(iterator)
 
 
 def test_other_files_may_change(modules: Modules) -> None:
