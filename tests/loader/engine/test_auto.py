@@ -293,7 +293,7 @@ def test_more_threads_read_if_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_end_leaves_no_thread_and_no_worker(number: int, choose: Callable[..., None]) -> None:
-    """Wherever the work is when the iterator closes, or the pass ends: only warm workers stay."""
+    """When the iterator closes, or the pass ends, only warm workers stay, whoever has worked."""
     choose(1, number)
 
     def threads() -> list[str]:
@@ -336,10 +336,12 @@ def test_requests_that_are_quick_are_hardly_measured(monkeypatch: pytest.MonkeyP
         recorded.clear()
         monkeypatch.setattr(worker_choice, "COSTLY_SECONDS", costly)
         monkeypatch.setattr(worker_choice, "PAUSE_OF_WINDOWS", 1e9)
+        # Another program may take the core from this one between two requests.
+        monkeypatch.setattr(worker_choice, "STARVING", 0.0)
         with auto(read_options=millstream.ReadOptions(0)) as loader:
             assert batches(loader) == EXPECTED
         # The first outputs are late. And it may have to be known first whether threads lack cores.
-        assert len(recorded) <= 1 if is_quick else len(recorded) >= len(EXPECTED) // 3
+        assert (len(recorded) <= 1) == is_quick
         assert all(window.batches == 1 for window in recorded)
 
 
@@ -559,7 +561,7 @@ def test_chains_that_cannot_move_stay_here(choose: Callable[..., None], caplog: 
 def test_mixtures_that_are_read_by_position_have_workers(
     choose: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What follows a mixture of such chains moves as other chains do, and nothing says that it cannot."""
+    """Operations after a mixture of such chains move as those of other chains do, and no warning says otherwise."""
     choose(1)
     chains = [millstream.MapDataset.range(1_600).map(is_trainer).to_iter_dataset() for _ in range(2)]
     dataset = millstream.IterDataset.mix(chains, [0.5, 0.5]).batch(4).mp_prefetch("auto")
