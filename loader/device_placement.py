@@ -126,14 +126,28 @@ class Placement:
             try:
                 self._put_leaves([leaf])
             except TypeError as error:
+                dtype = getattr(leaf, "dtype", None)
+                if isinstance(dtype, np.dtype) and dtype.kind in "iufc" and not dtype.isnative:
+                    raise TypeError(
+                        f"JAX has arrays in the byte order of the machine only, and batch{path} is {_described(leaf)}. "
+                        f"Convert it in an operation: array.astype({dtype.newbyteorder('=').name!r})."
+                    ) from error
                 raise TypeError(
                     f"JAX has arrays of numbers and booleans only, and batch{path} is {_described(leaf)}. "
                     "Drop it in an operation, or convert it to numbers."
                 ) from error
             except Exception as error:
+                remedy = (
+                    "If it is a last, short batch that does not fit, use Batch(..., drop_remainder=True) or "
+                    "pad_remainder=True."
+                )
+                if len(spec := getattr(self._device, "spec", ())) > np.ndim(leaf):
+                    remedy = (
+                        f"Use a sharding of the rows alone, PartitionSpec({spec[0]!r}), and in the step "
+                        "jax.lax.with_sharding_constraint for leaves with more axes."
+                    )
                 error.add_note(
-                    f"millstream: while batch{path}, {_described(leaf)}, was transferred to {self}. If it is a last, "
-                    "short batch that does not fit, use Batch(..., drop_remainder=True) or pad_remainder=True."
+                    f"millstream: while batch{path}, {_described(leaf)}, was transferred to {self}. {remedy}"
                 )
                 raise
 

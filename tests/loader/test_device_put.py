@@ -462,6 +462,18 @@ def at_closing(iterator: millstream.DeviceIterator, event: threading.Event) -> N
     event.set()
 
 
+def test_a_leaf_that_does_not_fit_is_told_its_own_remedy() -> None:
+    """Bytes in the other order are numbers, and a leaf with fewer axes than the sharding is no short batch."""
+    swapped = np.dtype(np.float32).newbyteorder("S")
+    with pytest.raises(TypeError, match=r"batch\['x'\] is .*astype\('float32'\)"):
+        Placement(None).put({"x": np.ones(2, swapped)})
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("rows", "columns"))
+    both = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows", "columns"))
+    with pytest.raises(ValueError, match="rank") as caught:
+        Placement(both).put({"x": np.ones((2, 2)), "n": np.ones(2)})
+    assert "sharding of the rows alone, PartitionSpec('rows')" in caught.value.__notes__[0]
+
+
 @pytest.mark.parametrize("value", [2**31, -(2**31) - 1, np.uint64(2**32), np.int64(5_000_000_000)])
 def test_integers_that_jax_would_cut_are_refused(value: Any) -> None:
     """Without 64 bits, a value that does not fit into 32 is an error that names leaf, value and remedy; others pass."""
