@@ -253,6 +253,10 @@ class Repeat(IndexNode):
         return self.parent.epoch_length
 
     @functools.cached_property
+    def is_repeated(self) -> bool:
+        return self.num_epochs != 1 or self.parent.is_repeated
+
+    @functools.cached_property
     def differs_by_epoch(self) -> bool:
         return self.reseed_each_epoch and self.parent.differs_by_epoch
 

@@ -17,7 +17,7 @@ from millstream.dataset.nodes.node import ENDLESS, Node, Positions, Units, divid
 from millstream.dataset.nodes.source_node import Source
 from millstream.loader.checkpoints.description import Description
 from millstream.loader.pipeline.elements import add_note
-from millstream.samplers.mixtures.mixing import DROP_EXHAUSTED, Mixing, MixingSchedule
+from millstream.samplers.mixtures.mixing import DROP_EXHAUSTED, FIRST_EXHAUSTED, Mixing, MixingSchedule
 from millstream.samplers.order import Occurrences, by_number, equal_to
 from millstream.sources import ConcatenatedDataSource
 
@@ -83,6 +83,15 @@ class JoiningNode(Node):
         numbers, own = self.parents_at(positions)
         for number, rows in by_number(numbers):
             yield number, np.arange(len(own))[rows], own[rows]
+
+    def identities(self) -> Iterator[str]:
+        yield from super().identities()
+        yield from self._lengths_identity()
+
+    def _lengths_identity(self) -> Iterator[str]:
+        """Yields the lengths if epochs of a parent are counted: with more of them, other elements follow its end."""
+        if self.is_repeated:
+            yield f"lengths {self._lengths.tolist()}"
 
     def locate(self, positions: Positions) -> Any:
         """Returns record keys; if parents compute elements, the rows and the located positions of each."""
@@ -242,6 +251,8 @@ class Mixed(JoiningNode):
 
     def identities(self) -> Iterator[str]:
         yield f"Mixed({dict(zip(self.mixing.names, self.mixing.weights, strict=True))}{self.mixing.rest})"
+        if self.mixing.stop != FIRST_EXHAUSTED:
+            yield from self._lengths_identity()
 
     def content(self) -> Description:
         return Description()
@@ -346,7 +357,12 @@ class Selected(JoiningNode):
 
     def identities(self) -> Iterator[str]:
         """Yields a CRC of all pairs of a table, however many: they are the order. Others are described."""
-        return selected_identity(*self.selection.T) if self._is_table else super().identities()
+        if self._is_table:
+            yield from selected_identity(*self.selection.T)
+            yield from self._lengths_identity()
+        else:
+            yield from super().identities()
+            yield f"length {self.length}"
 
     def content(self) -> Description:
         return Description() if self._is_table else super().content()

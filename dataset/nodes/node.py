@@ -87,6 +87,11 @@ class Node(Step):
         """True if a mixture is among the nodes up to the sources."""
         return any(parent.is_mixed for parent in self.parents)
 
+    @functools.cached_property
+    def is_repeated(self) -> bool:
+        """True if its length depends on a number of epochs, which does not belong to the identity of a chain."""
+        return any(parent.is_repeated for parent in self.parents)
+
     reorders = False
     """True if it brings elements into an order that differs by epoch."""
 

@@ -33,6 +33,7 @@ from millstream import (
 from millstream.core.columnar import ColumnarRecords
 from millstream.dataset import IterDataset, MapDataset
 from millstream.dataset.arguments import OF_MAP_DATASETS, OF_STREAMS
+from millstream.errors import CheckpointError
 from millstream.experimental import FlatMapMapDataset, WindowShuffleMapDataset, ZipMapDataset
 from millstream.transforms import DatasetSelectionMap, Rebatch, WindowShuffle
 from support.draw.chains import CountedSource, Every
@@ -392,6 +393,19 @@ def test_the_chain_is_shown_line_by_line() -> None:
     assert repr(TEN).startswith("MapDataset of 10 elements\n")
 
 
+class SomeOf:
+    """A selection map of a number of positions."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, position: int) -> tuple[int, int]:
+        return 0, position % self.count
+
+
 def variants() -> Iterator[MapDataset[Any]]:
     """Yields datasets, no two of which have the same elements."""
     yield TEN
@@ -418,6 +432,14 @@ def variants() -> Iterator[MapDataset[Any]]:
     yield ZipMapDataset([TEN, TEN.map(str)])
     yield MapDataset.select_from_datasets([TEN, TEN.map(str)], [(0, 1)])
     yield MapDataset.select_from_datasets([TEN, TEN.map(str)], [(1, 1)])
+    for num_epochs in (1, 2, 3):
+        repeated = [TEN.shuffle(seed=0).repeat(num_epochs), TEN.map(str)]
+        yield MapDataset.concatenate(repeated)
+        yield MapDataset.concatenate([MapDataset.concatenate(repeated).map(str), TEN])
+        yield MapDataset.mix(repeated, stop="all_exhausted")
+        yield MapDataset.mix(repeated, stop="drop_exhausted")
+        yield MapDataset.select_from_datasets(repeated, [(0, 2), (1, 3)])
+        yield MapDataset.select_from_datasets([TEN], SomeOf(num_epochs))
     yield Every(TEN, 2)
     yield Every(TEN, 3)
     yield Every(TEN.map(str), 3)
@@ -430,7 +452,21 @@ def test_fingerprints_tell_datasets_apart() -> None:
     assert len(set(fingerprints)) == len(fingerprints)
     assert fingerprints == [dataset.fingerprint() for dataset in variants()]
     assert TEN.shuffle(seed=0).repeat(3).fingerprint() == TEN.shuffle(seed=0).fingerprint()
+    mixed, longer = (MapDataset.mix([TEN.repeat(n), TEN.map(str)]) for n in (1, 2))
+    assert mixed.fingerprint() == longer.fingerprint()
+    once, same = (MapDataset.concatenate([one, TEN.map(str)]) for one in (TEN.repeat(1), TEN))
+    assert once.fingerprint() == same.fingerprint()
     assert "source: CountedSource, source.start: 7" in MapDataset.source(CountedSource(7, 3)).fingerprint()
+
+
+def test_a_state_of_joined_datasets_needs_their_numbers_of_epochs() -> None:
+    """What follows the end of a part depends on its number of epochs, so a state with another one is refused."""
+    iterators = [iter(MapDataset.concatenate([TEN.repeat(n), TEN.map(str)]).to_iter_dataset()) for n in (2, 1)]
+    for _ in range(12):
+        next(iterators[0])
+
+    with pytest.raises(CheckpointError, match="belongs to another stream"):
+        iterators[1].set_state(iterators[0].get_state())
 
 
 def fail_at_seven(element: int) -> int:
