@@ -218,9 +218,9 @@ class DebugChecks:
 
 
 class Results(NamedTuple):
-    """The results of one stage up to the first output: pickled elements and their record keys, and types of errors."""
+    """The results of one stage up to the first output: copies of elements, their record keys, and types of errors."""
 
-    values: list[bytes]
+    values: list[Any]
     record_keys: list[int]
     errors: list[str]
 
@@ -244,8 +244,10 @@ class FirstResults:
             results = found.setdefault(label, Results([], [], []))
             # Later operations may change elements in place. What cannot be pickled is found by another check.
             with contextlib.suppress(Exception):
-                results.values.extend([pickle.dumps(value) for value in result.values])
-                results.record_keys.extend(result.origins.record_key.tolist())
+                values = copy.deepcopy(list(result.values))
+                if not unpicklable_leaves(values):
+                    results.values.extend(values)
+                    results.record_keys.extend(result.origins.record_key.tolist())
             results.errors.extend([] if result.error is None else [type(result.error).__name__])
 
         with contextlib.suppress(Exception):
@@ -274,7 +276,7 @@ def _results_difference(here: Results | None, in_worker: Results | None) -> str 
         keys = [results.record_keys[row] for results in (here, in_worker) if row < len(results.record_keys)]
         if len(set(keys)) > 1:
             return f"returns the element of record key {keys[1]} instead of {keys[0]}"
-        if one != other and (text := difference(pickle.loads(one), pickle.loads(other))) is not None:  # noqa: S301
+        if (text := difference(one, other)) is not None:
             return f"returns {text}{f', at record key {keys[0]}' if keys else ''}"
     if here.errors != in_worker.errors:
         return (

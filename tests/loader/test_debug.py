@@ -86,6 +86,8 @@ def write(record: dict[str, Any]) -> dict[str, Any]:
         ([], {"source": millstream.InMemoryDataSource({"x": np.ones((RECORDS, 2))}), "batch_size": 4}),
         ([], {"source": held(), "batch_size": 4}),
         ([write], {"source": held().records, "batch_size": 4}),
+        # A class of a script is the same in a worker, which cannot import it.
+        ([lambda image: Image(image.pixels + 1)], {"source": [Image(np.ones(2)) for _ in range(RECORDS)]}),
     ],
 )
 def test_sound_operations_are_left_alone(operations: Sequence[Any], options: dict[str, Any]) -> None:
