@@ -11,15 +11,17 @@ Guarantees:
     * A host that has no batch, because its stream has ended before, takes the structure from the others.
 """
 
-import collections
+import base64
 import functools
 import json
+import pickle
 from collections.abc import Mapping
 from typing import Any, NamedTuple, final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from millstream.loader.device_placement import Agreement, Placement, hosts_axis
+from millstream.loader.device_placement import Agreement, Placement, hosts_axis, leaves_of, with_leaves
 from millstream.loader.threads.thread_settings import in_fresh_thread
 
 VALID = "valid"
@@ -58,30 +60,35 @@ class AgreedEnds:
     def __init__(self, placement: Placement, agreement: Agreement | None, rows: int | None) -> None:
         self._placement = placement
         self._agreement = agreement
-        self._structure: Any = None
+        # The structure of this host's batches, and a batch of any host without rows.
+        self._described: tuple[dict[str, str], str] = {}, ""
+        self._empty: Any = None
         self._rows = self._local_rows = rows or 0
         self.has_begun = False
 
-    def begin(self, batch: Any, error: Exception | None, step: int | None) -> int | None:
+    def begin(self, error: Exception | None, step: int | None, *, has_batch: bool) -> int | None:
         """Compares this host's stream and the structure of its batches with those of the others, once.
 
         Returns the step, in which hosts with a batch do not differ. One that has ended before may have another in its
         state.
         """
         if self._agreement is not None:
-            own = {}
-            if batch is not None:
-                own = {"step": json.dumps(step), "batch": json.dumps(_structure_of(batch), sort_keys=True)}
+            structure, empty = self._described if has_batch else ({}, "")
+            own = {"step": json.dumps(step), **structure} if has_batch else {}
             first = "no error" if error is None else f"an error, {type(error).__name__}"
-            hosts = self._agreement.compare(first, own)
-            if having := [texts["structure"] for texts in hosts.values() if texts["structure"]]:
-                step, self._structure = json.loads(having[0]["step"]), json.loads(having[0]["batch"])
+            hosts = self._agreement.compare(first, own, unchecked=empty)
+            if having := [texts for texts in hosts.values() if texts["structure"]]:
+                step = json.loads(having[0]["structure"]["step"])
+                self._empty = pickle.loads(base64.b64decode(having[0]["unchecked"][""]))  # noqa: S301  (of this program)
         self.has_begun = True
         return step
 
     def staged(self, batch: Any) -> tuple[Any, int, Any]:
         """Returns a batch, its number of rows, and the batch on the device with the rows of the largest so far."""
         rows = _rows_of(batch)
+        if self._agreement is not None and not self._described[1]:
+            # Here, where an error is one of this batch, and hosts agree on it.
+            self._described = _described(batch)
         self._local_rows = max(self._local_rows, rows)
         return batch, rows, self._put(batch, rows, self._local_rows)
 
@@ -103,9 +110,9 @@ class AgreedEnds:
             return None
         self._rows = max(self._rows, int(counts.max()))
         if pending.outcome is None:
-            return self._put(_zeros(self._structure), 0, self._rows)
+            return self._put(self._empty, 0, self._rows)
         batch, rows, on_device = pending.outcome.batch
-        is_full = _rows_of(on_device, VALID) == self._rows * self._num_shares
+        is_full = len(on_device[VALID]) == self._rows * self._num_shares
         return on_device if is_full else self._put(batch, rows, self._rows)
 
     @functools.cached_property
@@ -127,50 +134,36 @@ class AgreedEnds:
         return self._placement.put({**_padded(batch, size), VALID: np.arange(size) < rows})
 
 
-def _structure_of(batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return {str(name): _structure_of(value) for name, value in batch.items()}
-    array = np.asarray(batch)
-    return [array.dtype.str, list(array.shape[1:])]
+def _described(batch: Any) -> tuple[dict[str, str], str]:
+    """Returns texts about the structure of a batch, and a pickle of a batch like it without rows."""
+    arrays = {path: np.asarray(leaf) for path, leaf in leaves_of(batch)}
+    structure = {f"batch{path}": f"{array.dtype} {array.shape[1:]}" for path, array in arrays.items()}
+    empty = with_leaves(batch, (array[:0] for array in arrays.values()))
+    return structure, base64.b64encode(pickle.dumps(empty)).decode()
 
 
-def _zeros(structure: Any) -> Any:
-    if isinstance(structure, dict):
-        return {name: _zeros(inner) for name, inner in structure.items()}
-    dtype, shape = structure
-    return np.zeros((0, *shape), np.dtype(dtype))
+def _padded(batch: Any, size: int) -> Any:
+    def padded(leaf: Any) -> NDArray[Any]:
+        array = np.asarray(leaf)
+        if len(array) == size:
+            return array
+        rows = np.zeros((size, *array.shape[1:]), array.dtype)
+        rows[: len(array)] = array
+        return rows
+
+    return with_leaves(batch, (padded(leaf) for _, leaf in leaves_of(batch)))
 
 
-def _padded(value: Any, size: int) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _padded(inner, size) for name, inner in value.items()}
-    array = np.asarray(value)
-    if len(array) == size:
-        return array
-    padded = np.zeros((size, *array.shape[1:]), array.dtype)
-    padded[: len(array)] = array
-    return padded
-
-
-def _rows_of(batch: Any, name: str | None = None) -> int:
+def _rows_of(batch: Any) -> int:
     """Returns the number of rows of a batch: a dict, whose leaves have one row per element."""
-    if name is not None:
-        return int(batch[name].shape[0])
     if not isinstance(batch, Mapping):
         raise TypeError(
             f"ends='agree' adds a leaf {VALID!r} to batches, which must be dicts, got {type(batch).__name__}. Make it "
             "one in an operation: lambda batch: {'x': batch}."
         )
-    rows = collections.Counter(_lengths(batch))
-    if list(rows) == [_NO_ROWS]:
+    rows = {len(leaf) if np.ndim(leaf) else _NO_ROWS for _, leaf in leaves_of(batch)}
+    if rows <= {_NO_ROWS}:
         raise TypeError("ends='agree' needs batches, whose leaves have rows, got an element. Add a Batch.")
     if len(rows) != 1:
         raise ValueError(f"ends='agree' needs leaves with one row per element, got leaves of {sorted(rows)} rows.")
-    return next(iter(rows))
-
-
-def _lengths(batch: Mapping[str, Any]) -> list[int]:
-    found = []
-    for value in batch.values():
-        found += _lengths(value) if isinstance(value, Mapping) else [len(value) if np.ndim(value) else _NO_ROWS]
-    return found
+    return rows.pop()

@@ -444,9 +444,9 @@ class DeviceIterator(Lineage, Inspectable, ResumableIterator):
             outcome = self._outcome_of(staging)
             if not ends.has_begun:
                 error = outcome if isinstance(outcome, Exception) else None
-                batch = None if outcome is None or error is not None else outcome.batch[0]
+                has_batch = outcome is not None and error is None
                 with _differing(error):
-                    step = ends.begin(batch, error, self._position.step)
+                    step = ends.begin(error, self._position.step, has_batch=has_batch)
                 self._adopt(dataclasses.replace(self._position, step=step))
             staging.pending.append(ends.announced(outcome))
         pending = staging.pending.popleft()

@@ -93,7 +93,7 @@ class Placement:
             Exception: another error of JAX, with a note that names the leaf.
         """
         jax = self._jax
-        # A flat dict of arrays is what `leaves_of` and `_with_leaves` make of it, without a search for structures.
+        # A flat dict of arrays is what `leaves_of` and `with_leaves` make of it, without a search for structures.
         is_flat = type(batch) is dict and all(type(name) is str and type(batch[name]) is np.ndarray for name in batch)
         leaves = [(f"[{name!r}]", batch[name]) for name in sorted(batch)] if is_flat else list(leaves_of(batch))
         if not jax.config.jax_enable_x64:
@@ -106,7 +106,7 @@ class Placement:
             except Exception:
                 self._find_refused(leaves)
                 raise
-        return dict(zip(sorted(batch), arrays, strict=True)) if is_flat else _with_leaves(batch, iter(arrays))
+        return dict(zip(sorted(batch), arrays, strict=True)) if is_flat else with_leaves(batch, iter(arrays))
 
     def _put_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
         if self.is_global:
@@ -141,7 +141,8 @@ class Placement:
                     "If it is a last, short batch that does not fit, use Batch(..., drop_remainder=True) or "
                     "pad_remainder=True."
                 )
-                if len(spec := getattr(self._device, "spec", ())) > np.ndim(leaf):
+                spec: Any = getattr(self._device, "spec", ())
+                if len(spec) > np.ndim(leaf):
                     remedy = (
                         f"Use a sharding of the rows alone, PartitionSpec({spec[0]!r}), and in the step "
                         "jax.lax.with_sharding_constraint for leaves with more axes."
@@ -217,7 +218,7 @@ def leaves_of(batch: Any, path: str = "") -> Iterator[tuple[str, Any]]:
                 yield from leaves_of(child, here + step)
 
 
-def _with_leaves(batch: Any, leaves: Iterator[Any]) -> Any:
+def with_leaves(batch: Any, leaves: Iterator[Any]) -> Any:
     """Returns the batch with other leaves, in the order of `leaves_of`."""
     import jax  # noqa: PLC0415  (lazy, as above)
 
@@ -225,7 +226,7 @@ def _with_leaves(batch: Any, leaves: Iterator[Any]) -> Any:
         children = tree.children(leaf)
         if children is None:
             return next(leaves)
-        return tree.rebuilt(leaf, [_with_leaves(child, leaves) for child in children])
+        return tree.rebuilt(leaf, [with_leaves(child, leaves) for child in children])
 
     return jax.tree.map(replaced, batch)
 
@@ -291,13 +292,16 @@ class Agreement:
                     "Batch(..., drop_remainder=True) to train, or Batch(..., pad_remainder=True) to evaluate."
                 )
 
-    def compare(self, first: str, structure: Mapping[str, str], step: int | None = None) -> Mapping[int, Texts]:
+    def compare(
+        self, first: str, structure: Mapping[str, str], step: int | None = None, *, unchecked: str = ""
+    ) -> Mapping[int, Texts]:
         """Compares this host with the others, and returns the texts of each.
 
         Args:
             first: the outcome of the first step.
             structure: texts about its batch, the same on all hosts that have one; empty without a batch.
             step: the number of steps before; None if hosts may differ in it.
+            unchecked: a text for the other hosts, `["unchecked"][""]` of the result, in which all may differ.
 
         Raises:
             ValueError: hosts read different streams, or have different outcomes or batches. All hosts raise it.
@@ -306,6 +310,7 @@ class Agreement:
         identity, content = ({}, {}) if describe is None else describe(is_same_shard=self._is_one_group)
         beginning = {"first batch": first, "iterator": type(self._iterator).__name__, "step": str(step)}
         texts: Texts = {"identity": beginning | identity, "content": content, "structure": dict(structure)}
+        texts["unchecked"] = {"": unchecked}
         hosts = gathered_texts(self._sharding, texts) or {0: texts}
         having = {host: each for host, each in hosts.items() if each["structure"]}
         if text := difference_of(hosts, "identity") or difference_of(having, "structure"):

@@ -153,7 +153,7 @@ def test_streams_that_end_apart_end_together(groups: dict[int, list[Any]]) -> No
         assert ended["kept: steps"] == ended["resumed: steps"] == len(batches)
         assert "differ: step is 1 on hosts 2 and 3, 0 on hosts 0 and 1" in ended["apart"]
         assert (ended["kept: again"], ended["nothing"], ended["nothing: again"]) == ([], [], [])
-        assert all(shape == (12, 2) and any(valid) for _, valid, shape, _ in batches)
+        assert all(kinds == ((12, 2), "int8", "bfloat16") and any(valid) for _, valid, kinds, _ in batches)
         rows = [[(number, is_valid) for number, is_valid in zip(*batch[:2], strict=True)] for batch in batches]
         hosts = [[pair for batch in rows for pair in batch[3 * host : 3 * host + 3]] for host in range(4)]
         kept = [[number for number, is_valid in pairs if is_valid] for pairs in hosts]

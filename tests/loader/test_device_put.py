@@ -774,9 +774,23 @@ def test_agreed_ends_of_one_process_fill_the_last_batch() -> None:
         millstream.device_put(iter(loader), ends="never")
 
 
+@pytest.mark.parametrize("element", [(1, 2.0), [1, 2.0], Pair(1, 2.0), {"deep": (1, 2.0)}])
+def test_agreed_ends_keep_the_structure_of_batches(element: Any) -> None:
+    """Rows are filled in each leaf, whatever structure it is in, and no leaves become one."""
+    loader = millstream.load([{"nested": element}] * 3, batch_size=2, num_epochs=1, read_options=INLINE)
+    with millstream.device_put(iter(loader), ends="agree") as agreed:
+        first, last = agreed
+    with millstream.device_put(iter(loader)) as known:
+        assert jax.tree.structure(next(known)["nested"]) == jax.tree.structure(last["nested"])
+    assert [leaf.tolist() for leaf in jax.tree.leaves(first["nested"])] == [[1, 1], [2.0, 2.0]]
+    assert [leaf.tolist() for leaf in jax.tree.leaves(last["nested"])] == [[1, 0], [2.0, 0.0]]
+    assert last["valid"].tolist() == [True, False]
+
+
 @pytest.mark.parametrize(
     ("element", "error", "message"),
     [
+        ({"x": None}, TypeError, "needs batches, whose leaves have rows, got an element. Add a Batch"),
         (1, TypeError, "adds a leaf 'valid' to batches, which must be dicts, got ndarray"),
         ({"valid": 1}, ValueError, "adds the leaf 'valid', which batches have already"),
         ({"x": 1}, TypeError, "needs batches, whose leaves have rows, got an element. Add a Batch"),

@@ -438,7 +438,8 @@ def agree_on_ends(batch_size: int, resumed_after: int) -> dict[str, Any]:
     step = jax.jit(lambda batch: jax.numpy.sum(batch["number"] * batch["valid"]))
 
     def numbered(element: int) -> dict[str, Any]:
-        return {"number": np.int32(element), "nested": {"pair": np.full(2, element, np.int16)}}
+        nested = {"pair": np.full(2, element, np.int16), "both": (np.int8(element), jax.numpy.bfloat16(element))}
+        return {"number": np.int32(element), "nested": nested}
 
     def loaded(*operations: Any, size: int = SIZE) -> Any:
         sampler = millstream.IndexSampler(size, num_epochs=1)
@@ -454,7 +455,8 @@ def agree_on_ends(batch_size: int, resumed_after: int) -> dict[str, Any]:
         for batch in itertools.islice(batches, count):
             total = int(step(batch))
             host = multihost_utils.process_allgather(batch, tiled=True)
-            found.append((host["number"].tolist(), host["valid"].tolist(), host["nested"]["pair"].shape, total))
+            kinds = (host["nested"]["pair"].shape, *(str(leaf.dtype) for leaf in host["nested"]["both"]))
+            found.append((host["number"].tolist(), host["valid"].tolist(), kinds, total))
         return found
 
     told: dict[str, Any] = {}
