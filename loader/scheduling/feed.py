@@ -10,6 +10,7 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
+from millstream.errors import CheckpointError
 from millstream.loader.pipeline.calls import BlockCall, Fed, Outputs
 from millstream.loader.pipeline.elements import Awaited, Elements, Location, Origins
 from millstream.loader.pipeline.stages import LogicalShard
@@ -179,7 +180,11 @@ class Feed:
         self._kept = deque([(block, self._drawn.get_state())])
 
     def _is_at(self, stop: int) -> bool:
-        """Moves the iterator to the beginning of a block. Returns False if it ends before, or has to wait."""
+        """Moves the iterator to the beginning of a block. Returns False if it ends just before, or has to wait.
+
+        Raises:
+            CheckpointError: it ends in an earlier block.
+        """
         if self._at is None or self._at > stop:
             at, state = next(kept for kept in reversed(self._kept) if kept[0] <= stop)
             self._drawn.set_state(state)
@@ -191,7 +196,14 @@ class Feed:
             if elements.error is not None:
                 raise elements.error
             if len(elements.values) < blocks * self._block:
+                count = self._at * self._block + len(elements.values)
                 self.has_ended = True
-                return False
+                if count > (stop - 1) * self._block:
+                    # The last block is shorter.
+                    return False
+                raise CheckpointError(
+                    f"The state is after {stop * self._block} elements of a stream, which has {count}. Build it as "
+                    "it was when the state was saved."
+                )
             self._at += blocks
         return True
