@@ -37,9 +37,9 @@ class Retirement:
             self.thread.start()
 
     def cancel(self) -> None:
-        """Keeps the idle object alive. Idempotent."""
-        self._ending.detach()
+        """Keeps the idle object alive. Idempotent. After an interrupt, the thread ends with the object."""
         self._cancelled.put(None)
+        self._ending.detach()
 
     def _run(self) -> None:
         try:

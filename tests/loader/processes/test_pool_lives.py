@@ -152,6 +152,22 @@ def test_idle_workers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
         assert arena() is None
 
 
+def test_an_interrupt_of_a_return_to_work() -> None:
+    """Wherever Ctrl-C interrupts what keeps an idle pool, no thread waits for its minute once the pool has ended."""
+    for moment in itertools.count():
+        idle = loader_of()
+        waiting = retirement.Retirement(weakref.ref(idle), idle, "waits")  # type: ignore[arg-type]  # never asked
+        waiting.begin()
+        was_interrupted = interrupt_at(moment, waiting.cancel)
+        del idle
+        gc.collect()
+        waiting.thread.join(retirement.IDLE_SECONDS / 4)
+        assert not waiting.thread.is_alive()
+        if not was_interrupted:
+            break
+    assert moment > 1
+
+
 def test_a_loader_that_is_closed() -> None:
     """Closing a loader ends all of its workers; it and its iterators raise with the remedy, also without workers."""
     with loader_of() as loader:
