@@ -29,7 +29,7 @@ THREADS = [
 def in_workers(chance: random.Random) -> Place:
     """Returns any place in one or two worker processes: of the whole stream, or of parts of it."""
     spots = chance.choice([frozenset[int](), frozenset({0, 2}), frozenset({1})])
-    return Place(chance.choice([None, ReadOptions(2, 3)]), chance.choice([1, 2]), spots)
+    return Place(chance.choice([None, ReadOptions(2, 3)]), chance.choice([1, 2]), spots, chance.choice([None, None, 4]))
 
 
 class Reading(NamedTuple):
@@ -158,12 +158,18 @@ def assert_same_everywhere(
         # The workers of one that is dropped stay for the next one.
         iterator = iter(datasets[place])
         with iterator if chance.random() < 0.2 else contextlib.nullcontext():
+            if chance.random() < 0.2:
+                iterator.start_prefetch()
             iterator.set_state(whole.states[begin])
             check_rest(read(iterator, limit := chance.choice([1, 3, None])), whole, begin, limit, named)
             iterator.set_state(whole.states[then := chance.randrange(len(whole.states))])
             check_rest(read(iterator, 2), whole, then, 2, named)
             iterator.set_state(whole.last)
             check_rest(read(iterator, 1), whole, len(values), 1, named)
+            with contextlib.suppress(NotImplementedError):
+                # One that draws from a stream cannot seek.
+                iterator.seek(begin)
+                check_rest(read(iterator, 1), whole, begin, 1, named)
     return len(datasets) + 3 * min(len(whole.states), 6)
 
 

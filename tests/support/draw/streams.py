@@ -42,7 +42,7 @@ from support.draw.chains import (
     total,
 )
 from support.oracle.blame import blame, blamed_for, blaming
-from support.oracle.chains import mixed_in_order
+from support.oracle.chains import mixed_in_order, repeated
 from support.oracle.groupings import PLAIN, Element, part_index
 from support.user_streams import Counted, Numbers
 
@@ -60,31 +60,62 @@ class Place:
     Attributes:
         reading: the threads of all chains; None for those that each was drawn with.
         workers: the number of worker processes, or "auto".
+        buffer: the number of elements that each worker keeps ready; None for the default.
         spots: the nodes after which `mp_prefetch` stands; without them, it is the last step.
     """
 
     reading: ReadOptions | None = None
     workers: int | Literal["auto"] = 0
     spots: frozenset[int] = frozenset()
+    buffer: int | None = None
 
     def after(self, dataset: IterDataset[Any], spot: int) -> IterDataset[Any]:
-        return dataset.mp_prefetch(self.workers) if self.workers and spot in self.spots else dataset
+        return self.in_workers(dataset) if self.workers and spot in self.spots else dataset
+
+    def in_workers(self, dataset: IterDataset[Any]) -> IterDataset[Any]:
+        if self.buffer is None or isinstance(self.workers, str):
+            return dataset.mp_prefetch(self.workers)
+        return dataset.mp_prefetch(MultiprocessingOptions(self.workers, self.buffer))
 
 
 HERE = Place(ReadOptions(0, 0))
 """The consumer's thread."""
 
-Elements = Callable[[bool], Iterator[Element]]
-"""Yields position, index and value of each element, up to the first error; given whether elements that fail are skipped
-where the library may skip them.
-"""
+
+@dataclasses.dataclass
+class Failed:
+    """Stands for an element that fails, and for each that may come after it, of which none is read."""
+
+    error: Exception
+
+
+@dataclasses.dataclass
+class Pass:
+    """One pass over a stream.
+
+    Attributes:
+        skips: whether elements that fail are skipped where the library may skip them.
+        failure: what stands for the elements from the first failure on.
+    """
+
+    skips: bool
+    failure: Failed | None = None
+
+
+Elements = Callable[[Pass], Iterator[Element]]
+"""Yields position, index and value of each element in a pass; from a failure on, those that there are at most."""
+
+
+def raised(elements: Iterable[Element]) -> Iterator[Element]:
+    """Yields elements up to the first that fails, whose error is raised."""
+    for element in elements:
+        if isinstance(element[2], Failed):
+            raise element[2].error
+        yield element
 
 
 class UndecidedError(Exception):
-    """The library may raise an error, or not.
-
-    As many elements of a chain were skipped as it has records, or one fails of those that a batch drops at the end.
-    """
+    """The library may raise an error, or not: as many parts of elements were skipped as a chain has records."""
 
 
 class Skipped:
@@ -94,10 +125,14 @@ class Skipped:
         self._limit = limit
         self.count = 0
 
-    def add(self) -> None:
+    def add(self, *, is_known: bool) -> bool:
+        """Counts one more. Returns False if all were skipped, so that its error is raised."""
         self.count += 1
-        if self._limit is not None and self.count >= self._limit:
+        if self._limit is None or self.count < self._limit:
+            return True
+        if not is_known:
             raise UndecidedError
+        return False
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -107,6 +142,8 @@ class Stream:
     Attributes:
         built: returns the dataset for a place.
         elements: the oracle.
+        is_known: whether it is known at each element how many may follow, so that those that a batch drops at the end
+            are no errors: not after operations that split or regroup, nor after other streams.
         length: the number of elements, if it is known without reading: what is dropped at the end is then not read.
         epoch_length: how many positions have the same epoch; None where there are no epochs.
         seed: that of the nearest `.seed`; None where there is none.
@@ -121,6 +158,7 @@ class Stream:
 
     built: Callable[[Place], IterDataset[Any]]
     elements: Elements
+    is_known: bool = False
     length: int | None = None
     epoch_length: int | None = None
     seed: int | None = None
@@ -135,14 +173,18 @@ class Stream:
         """Returns the dataset for a place, which skips elements that fail if `skips`."""
         dataset = self.built(place)
         if place.workers and not place.spots:
-            dataset = dataset.mp_prefetch(place.workers)
+            dataset = place.in_workers(dataset)
         return dataset.options(on_error="skip", max_errors=None) if skips else dataset
+
+    def values(self, *, skips: bool) -> Iterator[Any]:
+        """Yields the values up to the first error, which it raises."""
+        return (value for _, _, value in raised(self.elements(Pass(skips))))
 
     def outcome(self, *, skips: bool = False) -> tuple[list[Any], str | None, tuple[str, ...]]:
         """Returns the values, the error that ends them, if any, as text, and the words that must be in its notes."""
         values: list[Any] = []
         try:
-            values.extend(value for _, _, value in itertools.islice(self.elements(skips), 2 * LONGEST))
+            values.extend(itertools.islice(self.values(skips=skips), 2 * LONGEST))
         except Exception as error:  # noqa: BLE001  (any: those before it were appended)
             return values, text_of(error), blamed_for(error)
         return values, None, ()
@@ -203,9 +245,10 @@ class Resumable:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.next = 0
+        self.next = self.begin = 0
 
     def __iter__(self) -> Iterator[int]:
+        self.next, self.begin = self.begin, 0
         while self.next < self.count:
             self.next += 1
             yield self.next - 1
@@ -215,8 +258,8 @@ class Resumable:
         return {"next": self.next}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes on there."""
-        self.next = state["next"]
+        """Begins there, once."""
+        self.next = self.begin = state["next"]
 
 
 def numbers_until(count: int, fails: bool) -> Iterator[int]:
@@ -241,6 +284,8 @@ READINGS = [None, ReadOptions(0, 0), ReadOptions(2, 3), ReadOptions(4, 500, max_
 def reads(draw: st.DrawFn, *, fails: bool) -> Stream:
     if draw(st.integers(0, 7)) == 0:
         return draw(streams_of_users(fails=fails))
+    if draw(st.integers(0, 9)) == 9:
+        return draw(endless_reads(fails=fails))
     chain = draw(chains(4, fails=fails))
     own, spot = draw(st.sampled_from(READINGS)), draw(st.integers(0, SPOTS - 1))
     allows_nones = draw(st.integers(0, 3)) == 3
@@ -251,24 +296,58 @@ def reads(draw: st.DrawFn, *, fails: bool) -> Stream:
 
     skipped = Skipped(chain.oracle.length)
 
-    def elements(skips: bool) -> Iterator[Element]:
+    def elements(one: Pass) -> Iterator[Element]:
         skipped.count = 0
         for position in range(chain.oracle.length):
+            if one.failure is not None:
+                yield position, position, one.failure
+                continue
             try:
                 value = chain.oracle.at(position)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  (any)
                 blame(error, place=f"position {position}")
-                if not skips:
-                    raise
-                skipped.add()
-                continue
+                if one.skips and skipped.add(is_known=True):
+                    continue
+                one.failure = value = Failed(error)
             if value is not None or allows_nones:
                 yield position, position, value
 
     length = chain.oracle.length if chain.is_dense else None
     return Stream(
-        built, elements, length, chain.oracle.epoch_length, seed=chain.seed, draws=chain.seeds, skipped=skipped
+        built, elements, True, length, chain.oracle.epoch_length, seed=chain.seed, draws=chain.seeds, skipped=skipped
     )
+
+
+@st.composite
+def endless_reads(draw: st.DrawFn, *, fails: bool) -> Stream:
+    """Draws the first elements of a chain without end: each epoch in another order, or the first one forever."""
+    chain = draw(chains(3, fails=fails).filter(lambda chain: chain.is_dense))
+    reseeds, count, own = draw(st.booleans()), draw(st.integers(1, 30)), draw(st.sampled_from(READINGS))
+    plain = repeated(chain.oracle, LONGEST, reseed_each_epoch=reseeds)
+
+    def built(place: Place) -> IterDataset[Any]:
+        endless = chain.dataset.repeat(reseed_each_epoch=reseeds)
+        return endless.to_iter_dataset(place.reading or own).take(count)
+
+    def values(one: Pass) -> Iterator[Any]:
+        found = 0
+        for position in itertools.count():
+            try:
+                value = plain.at(position)
+            except Exception as error:
+                blame(error, place=f"position {position}")
+                if not one.skips:
+                    raise
+                if position >= 4 * count:
+                    # Perhaps all of them fail, and how many are then skipped, another test says.
+                    raise UndecidedError from None
+                continue
+            yield value
+            found += 1
+            if found == count:
+                return
+
+    return Stream(built, numbered(values), is_one_to_one=False, is_straight=False)
 
 
 @st.composite
@@ -286,7 +365,7 @@ def streams_of_users(draw: st.DrawFn, *, fails: bool) -> Stream:
         "without": lambda: Counted(count),
     }
 
-    def values(_: bool) -> Iterator[Any]:
+    def values(_: Pass) -> Iterator[Any]:
         try:
             yield from numbers_until(count, kind == "failing")
         except OSError as error:
@@ -296,24 +375,30 @@ def streams_of_users(draw: st.DrawFn, *, fails: bool) -> Stream:
     return Stream(lambda _: datasets[kind](), numbered(values), is_one_to_one=False)
 
 
-def numbered(values: Callable[[bool], Iterable[Any]]) -> Elements:
+def numbered(values: Callable[[Pass], Iterable[Any]]) -> Elements:
     """Returns values as elements whose positions are their numbers."""
-    return lambda skips: ((number, number, value) for number, value in enumerate(values(skips)))
+    return lambda one: ((number, number, value) for number, value in enumerate(values(one)))
 
 
 def each(
-    elements: Iterable[Element], function: Callable[[Any], Any], skipped: Skipped | None = None
+    one: Pass,
+    elements: Iterable[Element],
+    function: Callable[[Any], Any],
+    skipped: Skipped | None = None,
+    *,
+    is_known: bool = False,
 ) -> Iterator[Element]:
     """Yields the elements with other values. Those that fail are left out, and counted, if they may be skipped."""
     for position, index, value in elements:
-        try:
-            changed = function(value)
-        except Exception as error:
-            blame(error, place=f"position {position}")
-            if skipped is None:
-                raise
-            skipped.add()
-            continue
+        changed = value
+        if not isinstance(value, Failed):
+            try:
+                changed = function(value)
+            except Exception as error:  # noqa: BLE001  (any)
+                blame(error, place=f"position {position}")
+                if skipped is not None and skipped.add(is_known=is_known):
+                    continue
+                one.failure = changed = Failed(error)
         yield position, index, changed
 
 
@@ -321,7 +406,8 @@ def groups(elements: Iterator[Element], size: int, *, drops: bool) -> Iterator[E
     """Yields lists of the values of some elements in a row, where the first of them was."""
     while group := list(itertools.islice(elements, size)):
         if len(group) == size or not drops:
-            yield *group[0][:2], [value for _, _, value in group]
+            values = [value for _, _, value in group]
+            yield *group[0][:2], next((value for value in values if isinstance(value, Failed)), values)
 
 
 def children(elements: Iterable[Element], operation: Split) -> Iterator[Element]:
@@ -350,11 +436,18 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:  # noq
     kinds = [*one_to_one, "keep", "split", "window", "pack", "rebatch"]
     kind = draw(st.sampled_from([*kinds, *["renumbered"] * 4]))
     changes: dict[str, Any] = {} if kind in one_to_one else {"is_one_to_one": False, "length": None}
-    before = stream.elements
-    is_grouped = stream.is_grouped
+    is_grouped, is_known = stream.is_grouped, stream.is_known and kind in {*one_to_one, "keep"}
+    changes["is_known"] = is_known
+
+    def before(one: Pass) -> Iterator[Element]:
+        return stream.elements(one) if is_known else raised(stream.elements(one))
 
     def mapped(function: Callable[[Any], Any]) -> Elements:
-        return lambda skips: each(before(skips), function, stream.skipped if skips and not is_grouped else None)
+        def elements(one: Pass) -> Iterator[Element]:
+            skipped = stream.skipped if one.skips and not is_grouped else None
+            return each(one, before(one), function, skipped, is_known=is_known)
+
+        return elements
 
     apply: Callable[[IterDataset[Any]], IterDataset[Any]]
     elements: Elements = before
@@ -372,23 +465,27 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:  # noq
             apply, elements = lambda dataset: dataset.map(FailSome()), mapped(blaming(FailSome().map))
         case "position":
             apply = lambda dataset: dataset.map_with_index(mark_position)  # noqa: E731
-            elements = lambda skips: ((p, i, mark_position(i, value)) for p, i, value in before(skips))  # noqa: E731
+
+            def elements(one: Pass) -> Iterator[Element]:
+                for position, index, value in before(one):
+                    yield position, index, value if isinstance(value, Failed) else mark_position(index, value)
+
         case "random":
             own = draw(st.sampled_from([0, 5, 2**64 - 1])) if stream.seed is None else draw(st.sampled_from([None, 5]))
             seed = stream.seed if own is None else own
             assert seed is not None
-            changes = {"draws": (*stream.draws, seed)}
+            changes["draws"] = (*stream.draws, seed)
             number, epoch_length = stream.draws.count(seed), stream.epoch_length or 2**63
             apply = lambda dataset: dataset.random_map(Draw(), seed=own)  # noqa: E731
 
-            def elements(skips: bool) -> Iterator[Element]:
-                for position, index, value in before(skips):
+            def elements(one: Pass) -> Iterator[Element]:
+                for position, index, value in before(one):
                     rng = generator(seed, position // epoch_length, index, number)
-                    yield position, index, Draw().random_map(value, rng)
+                    yield position, index, value if isinstance(value, Failed) else Draw().random_map(value, rng)
 
         case "seed":
             chosen = draw(st.sampled_from([0, 5, 7]))
-            changes, apply = {"seed": chosen}, lambda dataset: dataset.seed(chosen)
+            changes["seed"], apply = chosen, lambda dataset: dataset.seed(chosen)
         case "options":
             ratio = draw(st.sampled_from([None, 0.5, 1.0]))
             # For runs of 1,000 records, which are never read here.
@@ -400,46 +497,41 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:  # noq
         case "batch":
             size, drops = draw(st.integers(1, 5)), draw(st.booleans())
             apply = lambda dataset: dataset.batch(size, drop_remainder=drops, batch_fn=list)  # noqa: E731
-            length = stream.length
-
-            def elements(skips: bool) -> Iterator[Element]:
-                some = before(skips)
-                if not drops or length is None or skips:
-                    yield from groups(some, size, drops=drops)
-                    return
-                yield from groups(itertools.islice(some, length // size * size), size, drops=drops)
-                try:
-                    collections.deque(some, maxlen=0)
-                except Exception:  # noqa: BLE001  (any: it is read only by workers below a join)
-                    raise UndecidedError from None
-
-            changes = {"is_grouped": True}
-            if length is not None:
-                changes["length"] = length // size if drops else -(-length // size)
+            elements = lambda one: groups(before(one), size, drops=drops)  # noqa: E731
+            changes["is_grouped"] = True
+            if stream.length is not None:
+                changes["length"] = stream.length // size if drops else -(-stream.length // size)
         case "stack":
             # Arrays, which cross between processes in memory that both map.
             size, pads = draw(st.integers(1, 5)), draw(st.booleans())
             apply = lambda dataset: dataset.map(AsNumber()).batch(size, pad_remainder=pads).map(from_batch)  # noqa: E731
-            elements = lambda skips: each(  # noqa: E731
-                groups(mapped(AsNumber().map)(skips), size, drops=False),
+            elements = lambda one: each(  # noqa: E731
+                one,
+                groups(mapped(AsNumber().map)(one), size, drops=False),
                 lambda numbers: plain_batch(numbers, size if pads else None),
             )
-            changes = {"is_grouped": True}
+            changes["is_grouped"] = True
             if stream.length is not None:
                 changes["length"] = -(-stream.length // size)
         case "keep":
             apply = lambda dataset: dataset.filter(KeepSome())  # noqa: E731
-            elements = lambda skips: (one for one in before(skips) if KeepSome().filter(one[2]))  # noqa: E731
+
+            def elements(one: Pass) -> Iterator[Element]:
+                for element in before(one):
+                    # One that has failed may have been kept.
+                    if isinstance(element[2], Failed) or KeepSome().filter(element[2]):
+                        yield element
+
         case "split":
             operation = Split(draw(st.integers(1, 3)))
             apply = lambda dataset: dataset.flat_map(operation)  # noqa: E731
-            elements = lambda skips: children(before(skips), operation)  # noqa: E731
+            elements = lambda one: children(before(one), operation)  # noqa: E731
         case "window":
             size, own = draw(st.integers(1, 6)), draw(st.sampled_from([None, 3]))
             apply = lambda dataset: dataset.window_shuffle(size, seed=own)  # noqa: E731
             # With the seed that it has derived from the nearest one, if it was given none.
             shuffle: Any = vars(step_of(apply(stream.built(HERE))))["operation"]
-            elements = lambda skips: PLAIN[WindowShuffle](shuffle, before(skips))  # noqa: E731
+            elements = lambda one: PLAIN[WindowShuffle](shuffle, before(one))  # noqa: E731
             changes["is_grouped"] = True
         case _:
             # Each element becomes a document or a batch, and what is made of these becomes tuples.
@@ -450,8 +542,8 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:  # noq
                 else lambda documents: documents.apply(packer)
             )
             apply = lambda dataset: packed(dataset.map(as_document)).map(from_arrays)  # noqa: E731
-            elements = lambda skips: each(  # noqa: E731
-                PLAIN[type(packer)](packer, each(before(skips), as_document)), from_arrays
+            elements = lambda one: each(  # noqa: E731
+                one, PLAIN[type(packer)](packer, each(one, before(one), as_document)), from_arrays
             )
             changes["is_grouped"] = True
     longer = dataclasses.replace(
@@ -471,33 +563,33 @@ def renumbered(draw: st.DrawFn, stream: Stream, spot: int) -> Stream:
     count = draw(st.integers(1, 10))
     times = 1 + count % 3
 
-    def values(skips: bool) -> Iterator[Any]:
-        return (value for _, _, value in stream.elements(skips))
+    def values(one: Pass) -> Iterator[Any]:
+        return stream.values(skips=one.skips)
 
-    def repeated(num_epochs: int | None, skips: bool) -> Iterator[Any]:
+    def again(num_epochs: int | None, one: Pass) -> Iterator[Any]:
         for _ in itertools.count() if num_epochs is None else range(num_epochs):
             is_empty = True
-            for value in values(skips):
+            for value in values(one):
                 is_empty = False
                 yield value
             if is_empty:
                 return
 
-    choices: list[tuple[Callable[[IterDataset[Any]], IterDataset[Any]], Callable[[bool], Iterable[Any]]]] = [
-        (Halves, lambda skips: itertools.islice(values(skips), 0, None, 2)),
-        (Doubled, lambda skips: (value for value in values(skips) for _ in range(2))),
-        (lambda parent: parent.take(count), lambda skips: itertools.islice(values(skips), count)),
-        (lambda parent: parent.skip(count - 1), lambda skips: itertools.islice(values(skips), count - 1, None)),
-        (lambda parent: parent.repeat(times), functools.partial(repeated, times)),
-        (lambda parent: parent.cache().repeat(times), functools.partial(repeated, times)),
+    choices: list[tuple[Callable[[IterDataset[Any]], IterDataset[Any]], Callable[[Pass], Iterable[Any]]]] = [
+        (Halves, lambda one: itertools.islice(values(one), 0, None, 2)),
+        (Doubled, lambda one: (value for value in values(one) for _ in range(2))),
+        (lambda parent: parent.take(count), lambda one: itertools.islice(values(one), count)),
+        (lambda parent: parent.skip(count - 1), lambda one: itertools.islice(values(one), count - 1, None)),
+        (lambda parent: parent.repeat(times), functools.partial(again, times)),
+        (lambda parent: parent.cache().repeat(times), functools.partial(again, times)),
         (
             lambda parent: parent.repeat().take(2 * count),
-            lambda skips: itertools.islice(repeated(None, skips), 2 * count),
+            lambda one: itertools.islice(again(None, one), 2 * count),
         ),
         (lambda parent: parent.cache(), values),
         (
             lambda parent: parent.take(count).concatenate(parent),
-            lambda skips: itertools.chain(itertools.islice(values(skips), count), values(skips)),
+            lambda one: itertools.chain(itertools.islice(values(one), count), values(one)),
         ),
     ]
     apply, after = draw(st.sampled_from(choices))
@@ -505,6 +597,7 @@ def renumbered(draw: st.DrawFn, stream: Stream, spot: int) -> Stream:
         stream,
         built=lambda place: place.after(apply(stream.built(place)), spot),
         elements=numbered(after),
+        is_known=False,
         length=None,
         epoch_length=None,
         is_one_to_one=False,
@@ -558,9 +651,9 @@ def combined(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:
             datasets[0] = datasets[0].options(on_error="skip", max_errors=None)
         return place.after(join(datasets), spot)
 
-    def values(skips: bool) -> Iterator[Any]:
+    def values(one: Pass) -> Iterator[Any]:
         def of(number: int) -> Iterator[Any]:
-            return (value for _, _, value in parts[number].elements(skips or (is_skipping and number == 0)))
+            return parts[number].values(skips=one.skips or (is_skipping and number == 0))
 
         some: Parts = [functools.partial(of, number) for number in range(len(parts))]
         return iter(plain(some))

@@ -22,7 +22,9 @@ def blaming(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             return method(element)
         except Exception as error:
-            blame(error, type(method.__self__).__name__)  # type: ignore[attr-defined]  # of a method
+            # A method that was passed as a function has only a name of its own.
+            own = type(method.__self__)  # type: ignore[attr-defined]  # of a method
+            blame(error, f"({own.__name__}|map_batch)")
             raise
 
     return call
