@@ -271,7 +271,7 @@ class _StatefulIterator(ForeignHolder[Any], SavingIterator[Any]):
         # The step and the state that it was moved to last. Not all have a state before they have yielded an element.
         self._loaded: tuple[int, Any] = (0, None)
         self._has_ended = False
-        # True if `_stateful` is a copy that nothing was drawn from.
+        # True if `_stateful` is a copy that nothing was drawn from, nor any state loaded into.
         self._is_fresh = False
         self._stateful: Any = None
         # Copies for `_begin`, made in advance.
@@ -290,6 +290,7 @@ class _StatefulIterator(ForeignHolder[Any], SavingIterator[Any]):
             self._stateful, self._iterator, self._is_fresh = copied, None, True
         if state is not None:
             self._stateful.load_state_dict(copy.deepcopy(state))
+            self._is_fresh = False
 
     def prepare_to_move(self) -> None:
         if not self._is_fresh and not self._spare and _has_states(self._iterable):

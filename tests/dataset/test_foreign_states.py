@@ -188,3 +188,15 @@ def test_batches_on_a_device_resume(stream: str) -> None:
         batches.set_state(state)
         assert json.loads(json.dumps(batches.get_state())) == state or stream == "changing"
         assert [int(batch) for batch in batches] == list(range(7, COUNT))
+
+
+def test_a_state_that_was_loaded_is_replaced_by_the_next() -> None:
+    """A state of the beginning, after that of a later element from which nothing was drawn, is the beginning again."""
+    stream = datasets.Dataset.from_dict({"x": list(range(6))}).to_iterable_dataset()
+    iterator = iter(IterDataset.source(stream))
+    first = iterator.get_state()
+    elements = list(itertools.islice(iterator, 3))
+    later = iterator.get_state()
+    iterator.set_state(later)
+    iterator.set_state(first)
+    assert list(itertools.islice(iterator, 3)) == elements
