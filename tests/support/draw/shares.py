@@ -64,12 +64,15 @@ class Elastic:
             multiprocessing_options=MultiprocessingOptions(place.workers),
         )
 
-    def batches(self, index: int, count: int) -> Iterator[list[int]]:
-        """Yields the share of one shard of each complete global batch. In a mixture, rows are permuted within it."""
+    def batches(self, index: int, count: int, begin: int) -> Iterator[list[int]]:
+        """Yields the share of one shard of each complete global batch from some step on.
+
+        In a mixture, rows are permuted within it.
+        """
         size, share = self.global_batch, self.global_batch // count
         seed = derive_seed(0, Purpose.ROWS)
         is_mixed = node_of(self.chain.dataset).is_mixed
-        for number in range(self.chain.oracle.length // size):
+        for number in range(begin, self.chain.oracle.length // size):
             rows = range(index * share, (index + 1) * share)
             landed = [permute_one(row, size, seed, number) if is_mixed else row for row in rows]
             yield [self.chain.oracle.at(number * size + row) for row in landed]
