@@ -295,8 +295,9 @@ class _Ahead:
         """Fetches until an element can be taken, or nothing follows. Returns a call to wait for before that, if any."""
         while not self.usable() and not self.is_known:
             if not self.input.num_ready():
-                # Before it is fetched, because an iterator of the user's moves on then.
-                self._following = self.input.position()
+                # Before the first fetch, because an iterator of the user's moves on then, and one that waits for a call
+                # may have gone on to its next dataset.
+                self._following = self._before_next
                 if (awaited := self._fetch()) is not None:
                     return awaited
             if not self._held and self.input.num_ready() == 1:

@@ -16,6 +16,7 @@ from millstream import (
     IterDataset,
     MapDataset,
     MixtureSampler,
+    ReadOptions,
 )
 
 PARTS = [range(7), range(100, 104), range(200, 211)]
@@ -110,6 +111,22 @@ def test_a_state_of_other_weights_is_refused(stop: str) -> None:
     other = "all_exhausted" if stop == "drop_exhausted" else "drop_exhausted"
     with iter(streams(PARTS, stop=other)) as fresh, pytest.raises(CheckpointError, match="mixture"):
         fresh.set_state(state)
+
+
+def test_states_at_the_end_of_a_part_do_not_depend_on_threads() -> None:
+    """A part of datasets in a row has one state between two of them, also if threads still read the second one."""
+
+    def states(reading: ReadOptions) -> list[str]:
+        parts = [
+            MapDataset.select_from_datasets([MapDataset.source(part)], [(0, 0)]).to_iter_dataset(reading)
+            for part in PARTS
+        ]
+        iterator = iter(IterDataset.mix([parts[0].concatenate(*parts[1:])], stop="all_exhausted"))
+        return [json.dumps(iterator.get_state()) for _ in iterator]
+
+    expected = states(ReadOptions(0, 0))
+    for _ in range(10):
+        assert states(ReadOptions(2, 3)) == expected
 
 
 @pytest.mark.parametrize("stop", STOPS)
