@@ -87,6 +87,8 @@ class Insight:
         self._window: tuple[Measurements | None, Measurements | None] = None, None
         self._counter: ComponentCounter | None = None
         self._epoch_counters: weakref.WeakKeyDictionary[Measured, ComponentCounter] = weakref.WeakKeyDictionary()
+        # The plans of iterators whose weights were set at run time.
+        self._changed_plans: weakref.WeakKeyDictionary[Measured, Plan] = weakref.WeakKeyDictionary()
         # By the number of workers, and the options of threads.
         self._descriptions: dict[tuple[int, ReadOptions], LoaderSnapshot] = {}
         self._iterators: weakref.WeakValueDictionary[int, Measured] = weakref.WeakValueDictionary()
@@ -110,6 +112,8 @@ class Insight:
                 self._plan, workers, reading, self._frontend, self.num_cores
             )
             self._descriptions[workers.num_workers, reading] = description
+        if (living := self.living_iterators()) and (plan := self._changed_plans.get(living[-1])) is not None:
+            description = dataclasses.replace(description, order=reporting.snapshot.order_of(plan.pipeline))
         measured, seconds = self._measured()
         stages = tuple(
             dataclasses.replace(stage, seconds=seconds[stage.label], structure=self._structures.get(stage.label))
@@ -263,7 +267,8 @@ class Insight:
         self.add(iterator)
 
     def change_plan(self, iterator: "Measured", plan: Plan) -> None:
-        """Counts the components of an iterator in the order of another plan from now on."""
+        """Shows the order of an iterator as that of another plan from now on, and counts its components in it."""
+        self._changed_plans[iterator] = plan
         before = self._epoch_counters.get(iterator)
         self._epoch_counters[iterator] = reporting.snapshot.ComponentCounter(
             plan, () if before is None else before.earlier

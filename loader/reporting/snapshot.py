@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, final
 
 from millstream.core.descriptions import Rendered, described
 from millstream.loader.measuring import HAND_OVER, LOADER, Frontend
-from millstream.loader.pipeline.pipeline import source_name
+from millstream.loader.pipeline.pipeline import Pipeline, source_name
 from millstream.loader.pipeline.plan import KEYS, READ, Plan
 from millstream.loader.pipeline.stages import split_stages
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
@@ -338,7 +338,7 @@ def description_of(
 ) -> LoaderSnapshot:
     """Returns the snapshot of a loader without measurements. `num_cores` is None for the cores of this process."""
     pipeline = plan.pipeline
-    source, sampler = pipeline.source, pipeline.sampler
+    source = pipeline.source
     reads_ahead = reading.num_threads > 0 if workers.num_workers else reading.reads_ahead
     return LoaderSnapshot(
         source=SourceSnapshot(
@@ -348,15 +348,7 @@ def description_of(
             bars=_bars(source),
             window_units=window if isinstance(window := getattr(source, "window_units", None), int) else None,
         ),
-        order=OrderSnapshot(
-            name=described(sampler, with_defaults=False),
-            kind=type(sampler).__name__,
-            is_vectorised=not isinstance(pipeline.order, AdaptedSampler) or hasattr(sampler, "record_keys"),
-            bars=_bars(sampler),
-            is_global_shuffle=isinstance(sampler, EpochSampler)
-            and getattr(sampler, "shuffle", False)
-            and getattr(sampler, "window_units", None) is None,
-        ),
+        order=order_of(pipeline),
         stages=tuple(_described_stages(plan, _location(workers, reading))),
         shard=f"{pipeline.shard.shard_index} of {pipeline.shard.shard_count}",
         num_workers=workers.num_workers,
@@ -365,6 +357,19 @@ def description_of(
         records_ahead=0 if workers.num_workers else reading.prefetch_buffer_size,
         num_cores=num_cores or available_cores(),
         frontend=frontend,
+    )
+
+
+def order_of(pipeline: Pipeline) -> OrderSnapshot:
+    sampler = pipeline.sampler
+    return OrderSnapshot(
+        name=described(sampler, with_defaults=False),
+        kind=type(sampler).__name__,
+        is_vectorised=not isinstance(pipeline.order, AdaptedSampler) or hasattr(sampler, "record_keys"),
+        bars=_bars(sampler),
+        is_global_shuffle=isinstance(sampler, EpochSampler)
+        and getattr(sampler, "shuffle", False)
+        and getattr(sampler, "window_units", None) is None,
     )
 
 

@@ -208,6 +208,9 @@ def test_weights_set_at_run_time_hold_from_the_next_batch_on(wrap: Callable[[Any
         batches.reweight([0, 5])
         state = batches.get_state()
         resumed.set_state(state)
+        for changed in (batches, resumed):
+            weights = "mixture a 50 %, b 50 %; from position 12: a 75 %, b 25 %; from position 20: a 0 %, b 100 %"
+            assert weights in str(changed.summary())
         assert first + values(batches, 5) == planned
         assert values(resumed, 5) == planned[5:]
         # What the program knows already is the same stream, and a later state has its own weights.
