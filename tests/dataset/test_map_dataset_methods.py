@@ -460,7 +460,7 @@ def test_fingerprints_tell_datasets_apart() -> None:
 
 
 def test_a_state_of_joined_datasets_needs_their_numbers_of_epochs() -> None:
-    """What follows the end of a part depends on its number of epochs, so a state with another one is refused."""
+    """The number of epochs of a part decides what follows its end, so a state with another one is refused."""
     iterators = [iter(MapDataset.concatenate([TEN.repeat(n), TEN.map(str)]).to_iter_dataset()) for n in (2, 1)]
     for _ in range(12):
         next(iterators[0])
