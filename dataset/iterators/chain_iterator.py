@@ -21,6 +21,7 @@ from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import CHAIN
 from millstream.loader.pipeline.elements import Elements, Lack
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.stages import used_records
 from millstream.loader.views import Consumer, Insight
 from millstream.transforms.of_chains import AbsentElement
 
@@ -226,9 +227,13 @@ class ReadIterator(EngineIterator):
     def _described(self) -> Stream:  # type: ignore[override]  # it is read only
         return self._stream
 
-    @property
-    def _dense_length(self) -> int | None:
-        return self._stream.length if self._has_dense else None
+    @functools.cached_property
+    def _dense_end(self) -> tuple[int, int] | None:
+        """The number of positions, and of those that elements are made of if none is missing; None if some may be."""
+        length = self._stream.length
+        if not self._has_dense or length is None:
+            return None
+        return length, used_records(self._chain.operations, length)
 
     @property
     def _num_skips(self) -> int:
@@ -243,7 +248,7 @@ class ReadIterator(EngineIterator):
         if self._execution.plan.one_to_one:
             position = self.position_after(step)
         else:
-            position = self._saved(step, _cursor_at_end(saved_cursor(cursor, self._execution.plan), self._dense_length))
+            position = self._saved(step, _cursor_at_end(saved_cursor(cursor, self._execution.plan), self._dense_end))
         self._known = step, position
         return position
 
@@ -348,7 +353,7 @@ class ReadIterator(EngineIterator):
     def _with_skip(self, state: LoaderState, stream: Stream, num_skips: int) -> LoaderState:
         """Returns a state as one of another stream. Between blocks of the dense plan, nothing is skipped."""
         (cursor,) = state.cursors
-        moved = _cursor_at_end(cursor, self._dense_length)
+        moved = _cursor_at_end(cursor, self._dense_end)
         moved = cursor._replace(skip=(0,) * num_skips) if self._is_dense else moved
         return state._replace(cursors=(moved,), stream=stream)
 
@@ -371,10 +376,13 @@ class ReadIterator(EngineIterator):
         self._use_sparse(self._state())
 
 
-def _cursor_at_end(cursor: SavedCursor, length: int | None) -> SavedCursor:
+def _cursor_at_end(cursor: SavedCursor, end: tuple[int, int] | None) -> SavedCursor:
     """Returns a cursor of a sparse plan; after a short last batch that of a dense plan, with nothing left to skip.
 
-    `length` is the number of positions if each has an element, otherwise None.
+    `end` is that of the dense plan (see `_dense_end`).
     """
-    is_at_end = cursor.is_final and cursor.position + cursor.skip[0] == length and not any(cursor.skip[1:])
-    return SavedCursor(length, (0,) * len(cursor.skip), is_final=True) if is_at_end and length is not None else cursor
+    if end is None or not cursor.is_final or any(cursor.skip[1:]):
+        return cursor
+    length, num_used = end
+    is_at_end = cursor.position + cursor.skip[0] == num_used
+    return SavedCursor(length, (0,) * len(cursor.skip), is_final=True) if is_at_end else cursor

@@ -344,6 +344,13 @@ def may_split(operations: Sequence[Transformation]) -> bool:
     return any(isinstance(leaf, FlatMap) for operation in operations for leaf in leaves(operation))
 
 
+def used_records(operations: Sequence[Transformation], length: int) -> int:
+    """Returns the number of records that outputs of a 1:1 pipeline are made of, on a single shard."""
+    first_batches = _first_batches([operations])
+    block = math.prod(batch.batch_size for batch in first_batches)
+    return length // block * block + _tail_records(length % block, first_batches)
+
+
 def _first_batches(stages: Sequence[Sequence[Transformation]]) -> list[Batch]:
     return [operation for operation in stages[0] if isinstance(operation, Batch)]
 

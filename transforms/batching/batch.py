@@ -46,8 +46,8 @@ class Batch(Transformation, Grouping):
             of the batches of all shards.
         drop_remainder: True to drop a last, incomplete batch; False to return it. The stream then ends where too few
             records are left to fill a batch. They are not read, unless records before them were dropped, and none of
-            them is an error or counts as one. After an operation that splits or regroups elements, all are read, and
-            may be errors.
+            them is an error or counts as one. After an operation that splits or regroups elements, and after a
+            combination of streams, all are read, and may be errors.
         batch_fn: the function that builds the batch from the list of its elements. None stacks them: each leaf of the
             structure becomes one array with a new first axis.
         pad_remainder: True to return every batch as a `PaddedBatch` of `batch_size` rows, with padding in the last one.

@@ -96,6 +96,26 @@ def test_every_plan_of_a_chain_reads_the_same_records_at_its_end(name: str) -> N
             assert largest == size // each * each - 1
 
 
+@pytest.mark.parametrize("name", CHAINS)
+def test_states_are_the_same_in_every_plan(name: str) -> None:
+    """The states after batches, the last one included, say nothing of the plan, and either plan resumes from them."""
+    for size in (3, 13, 14, 22, 24):
+        dataset = CHAINS[name](MapDataset.range(size).to_iter_dataset(ReadOptions(0, 0)))
+        states: list[list[Any]] = []
+        for is_dense in (True, False):
+            with iter(dataset) as iterator:
+                if not is_dense:
+                    iterator._use_sparse(iterator._state())  # type: ignore[attr-defined]
+                states.append([iterator.get_state()])
+                for _ in iterator:
+                    states[-1].append(iterator.get_state())
+        assert states[0] == states[1], size
+        for step, state in enumerate(states[0]):
+            with iter(dataset) as resumed:
+                resumed.set_state(state)
+                assert len(list(resumed)) == len(states[0]) - 1 - step
+
+
 @pytest.mark.parametrize(
     ("bad", "missing", "expected"),
     [
