@@ -89,14 +89,27 @@ def test_outputs_are_delivered_while_an_input_is_awaited(
 @contextlib.contextmanager
 def interrupted_wait(go: Pipe) -> Iterator[None]:
     """Raises KeyboardInterrupt in the block when this thread begins to wait for others, which then read on."""
-    left, waiting = [Interruption()], TimedQueue.take.__code__
+    left = [Interruption()]
 
-    def check(code: CodeType, offset: int) -> None:
-        if code is waiting and left and offset in moments_of(code):
+    def interrupt() -> None:
+        if left:
             go.put()
             raise left.pop()
 
-    with pytest.raises(Interruption), before_instructions(check):
+    with pytest.raises(Interruption), at_waits(interrupt):
+        yield
+
+
+@contextlib.contextmanager
+def at_waits(act: Callable[[], None]) -> Iterator[None]:
+    """Calls a function in the block when this thread begins to wait for others."""
+    waiting = TimedQueue.take.__code__
+
+    def check(code: CodeType, offset: int) -> None:
+        if code is waiting and offset in moments_of(code):
+            act()
+
+    with before_instructions(check):
         yield
 
 
@@ -142,3 +155,23 @@ def test_an_interrupted_wait_does_not_change_the_state(tmp_path: Path) -> None:
             assert iterator.get_state() == state
             go.put(9)
             assert list(iterator) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_a_wait_does_not_change_the_states(join: str, tmp_path: Path) -> None:
+    """The state after each element is that of a reader that never waits, also where a stream follows another one."""
+    here = ReadOptions(num_threads=0)
+
+    def states(following: IterDataset[Any]) -> list[Any]:
+        streams = (
+            MapDataset.range(2).to_iter_dataset(here).concatenate(following),
+            MapDataset.range(6).to_iter_dataset(),
+        )
+        with iter(JOINS[join](*streams)) as iterator:
+            return [iterator.get_state() for _ in iterator]
+
+    with held(tmp_path, 0) as (stream, go):
+        with at_waits(go.put):
+            waited = states(stream)
+        go.put(9)
+        assert waited == states(MapDataset.source(Held(go.path, 0)).to_iter_dataset(here))
