@@ -102,9 +102,14 @@ class DatasetOptions:
 
         Args:
             other: the other options; None for these alone.
+
+        Raises:
+            TypeError: other is something else.
         """
         if other is None:
             return self
+        if not isinstance(other, DatasetOptions):
+            raise TypeError(f"other must be DatasetOptions, or None, got {other!r} of type {type(other).__name__}.")
         given = {name: getattr(other, name) for name in other._given}  # noqa: SLF001  (of this class)
         return DatasetOptions(**{**given, **{name: getattr(self, name) for name in self._given}})
 

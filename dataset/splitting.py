@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from millstream.core.checks import named_arguments
 from millstream.core.randomness import Purpose, as_seed, derive_seed, derive_seeds
 from millstream.dataset.map_dataset import MapDataset
+from millstream.dataset.nodes.node import ENDLESS
 from millstream.samplers.mixtures.mixing import checked_weights
 from millstream.samplers.mixtures.proportions import proportions
 from millstream.samplers.permutation import permute_blocks
@@ -68,6 +69,8 @@ def split(
             "source must have the same records in each epoch, got a chain with random or shuffled elements. Split the "
             "source below it, and build the chain on each part."
         )
+    if len(source) == ENDLESS:
+        raise ValueError("source must have an end, got an endless MapDataset. Split it before .repeat().")
     weights, seed = _weights_of(shares), as_seed(seed)
     if by is None:
         numbers = _parts_of_records(len(source), weights, seed)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import numbers
 import sys
 from typing import Any, SupportsIndex
 
@@ -105,7 +106,8 @@ def pick_performance_config(
         samples_to_check: the number of elements to measure, at least 1.
 
     Raises:
-        ValueError: the budget is not above 0, or the dataset yields nothing.
+        TypeError: ds is not a dataset, or an argument is not a number.
+        ValueError: an argument is out of range, or the dataset yields nothing.
 
     Examples:
         >>> dataset = millstream.MapDataset.range(100).map(lambda x: np.zeros(1 << 18)).to_iter_dataset()
@@ -113,6 +115,10 @@ def pick_performance_config(
         >>> settings.multiprocessing_options.num_workers, settings.read_options.prefetch_buffer_size
         (1, 32)
     """
+    if isinstance(ram_budget_mb, bool) or not isinstance(ram_budget_mb, numbers.Real):
+        raise TypeError(
+            f"ram_budget_mb must be a number, got {ram_budget_mb!r} of type {type(ram_budget_mb).__name__}."
+        )
     if not ram_budget_mb > 0:
         raise ValueError(f"ram_budget_mb must be above 0, got {ram_budget_mb!r}.")
     samples = as_integer(samples_to_check, "samples_to_check", minimum=1)

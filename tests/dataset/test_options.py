@@ -110,6 +110,8 @@ def test_options_that_were_given_count() -> None:
     merged = own.merge(other)
     assert (merged.max_errors, merged.filter_warn_threshold_ratio) == (1024, None)
     assert own.merge(None) == own
+    with pytest.raises(TypeError, match="other must be DatasetOptions, or None, got 3 of type int"):
+        own.merge(3)  # type: ignore[arg-type]
     assert DatasetOptions(filter_warn_threshold_ratio=0.9).merge(other).filter_warn_threshold_ratio == 0.9
 
     strict = thinning(filter_raise_threshold_ratio=0.9)

@@ -110,6 +110,7 @@ def test_records_of_a_part_in_memory_have_their_keys_in_the_whole() -> None:
         ({"by": [1, 2]}, ValueError, r"by must have one name for each of the 40 records, got shape \(2,\)"),
         ({"by": np.ones(40)}, TypeError, "by must have integers or text, got an array of dtype float64"),
         ({"source": MapDataset.range(40).shuffle(seed=0)}, ValueError, "must have the same records in each epoch"),
+        ({"source": MapDataset.range(40).repeat()}, ValueError, r"must have an end.* Split it before \.repeat\(\)"),
         ({"source": 4}, TypeError, "source"),
     ],
 )

@@ -349,6 +349,7 @@ def test_a_dataset_that_does_not_resume_is_found_out() -> None:
         ("batch_and_pad", {"values": [], "batch_size": 2}, ValueError, "got 0"),
         ("batch_and_pad", {"values": [1, 2, 3], "batch_size": 2}, ValueError, "got 3"),
         ("pick_performance_config", {"ds": documents(), "ram_budget_mb": 0}, ValueError, "above 0"),
+        ("pick_performance_config", {"ds": documents(), "ram_budget_mb": "8"}, TypeError, "must be a number, got '8'"),
     ],
 )
 def test_mistakes_are_errors_where_they_are_made(
