@@ -223,7 +223,7 @@ class AutoEngine(Engine):
             if self._is_closed or is_from_signal_handler(error):
                 raise
             if workers is not None:
-                workers.pause()
+                workers.close(None)
             self._stay(error)
             return
         self._workers = workers

@@ -319,13 +319,54 @@ def test_a_pass_without_idle_workers_starts_those_that_were_chosen(monkeypatch: 
     with auto(is_trainer, **MANY) as loader:
         assert loader._execution.choice is not None
         loader._execution.choice.keep(2, "of the pass before")
-        with iter(loader) as iterator:
+        iterator = iter(loader)
+        assert next(iterator).all()
+        while not pids_of(iterator):
             assert next(iterator).all()
-            while not pids_of(iterator):
-                assert next(iterator).all()
-            assert not recorded
-            assert not list(iterator)[-1].any()
-            assert loader._execution.choice.num_workers == 2
+        assert not recorded
+        assert not list(iterator)[-1].any()
+        assert loader._execution.choice.num_workers == 2
+        # Those that are idle may be more than were chosen last.
+        loader._execution.choice.keep(1, "of another pass")
+        assert not list(loader)[0].any()
+        assert len(worker_pids()) == 1
+
+
+def test_workers_that_cannot_be_of_the_number_end(choose: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the system refuses while they start, the work stays here, and nobody would use those that have begun."""
+    choose(1)
+
+    def refuse(self: Pool, number: int) -> None:
+        del self, number
+        raise OSError(11, "no process is left")
+
+    monkeypatch.setattr(Pool, "resize", refuse)
+    with auto(**MANY) as loader, iter(loader) as iterator:
+        taken = [next(iterator).tolist() for _ in range(20)]
+        assert not worker_pids()
+        assert taken + [batch.tolist() for batch in iterator] == EXPECTED_MANY
+
+
+def test_workers_end_that_start_while_another_thread_closes_the_iterator(
+    choose: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread cannot see them yet."""
+    choose(1)
+    with auto(**MANY) as loader:
+        iterator = iter(loader)
+
+        def close(self: Pool, number: int) -> None:
+            del self, number
+            thread = threading.Thread(target=iterator.close)
+            thread.start()
+            thread.join(LATE_SECONDS)
+            assert not thread.is_alive()
+
+        monkeypatch.setattr(Pool, "resize", close)
+        with contextlib.suppress(ValueError):
+            for _ in iterator:
+                pass
+        assert not worker_pids()
 
 
 def test_requests_that_are_quick_are_hardly_measured(monkeypatch: pytest.MonkeyPatch) -> None:
