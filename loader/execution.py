@@ -297,7 +297,8 @@ def pools_of_processes(
 
     context = launch_context()
     # It imports while the program builds its model. First, because it takes longest.
-    FORK_SERVERS.prepare(context)
+    modules = [type(owner).__module__ for pipeline in pipelines.values() for _, owner in pipeline.objects]
+    FORK_SERVERS.prepare(context, [name for name in modules if name.startswith("millstream.")])
     from millstream.loader.engine import crew, processes  # noqa: F401, PLC0415
 
     return _pools_from(pipelines, workers, reading, context, lambda: workers.num_workers)

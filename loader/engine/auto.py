@@ -94,9 +94,9 @@ class AutoEngine(Engine):
         return outputs
 
     def status(self) -> ExecutorStatus:
-        status = super().status()
+        status = ExecutorStatus(self.schedule.backlog, self.schedule.ready)
         for budget in (self._budget_here, self._workers):
-            if budget is not None and budget is not self.budget and (place := budget.place) is not None:
+            if budget is not None and (place := budget.place) is not None:
                 status = place.status(status)
         return status
 

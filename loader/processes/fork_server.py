@@ -71,10 +71,11 @@ PARENT_SECONDS = 0.25
 """The interval of checks for the parent if it has no handle: a forked process may keep its end of the channel open."""
 
 
-def main(parent_pid: int, control: int, tracker: int | None = None) -> NoReturn:
+def main(modules: Sequence[str], parent_pid: int, control: int, tracker: int | None = None) -> NoReturn:
     """Runs the fork server, given the descriptors of the connection to the parent and of its resource tracker, if any.
 
-    The parent sends the end of a socket pair for each pool.
+    It imports the modules first, and the libraries that they need. The parent sends the end of a socket pair for each
+    pool.
     """
     os.set_inheritable(control, False)
     if tracker is not None:
@@ -84,6 +85,7 @@ def main(parent_pid: int, control: int, tracker: int | None = None) -> NoReturn:
     ignore_termination()
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     name_process("millstream")
+    import_for_workers(modules)
     # Imported modules stay. Excluding them from garbage collection keeps workers from copying their pages.
     gc.freeze()
     gc.enable()
@@ -183,10 +185,10 @@ class ForkServer:
 
     def _fork(self, pool: _Pool, request: Fork) -> None:
         descriptors = pool.channel.take_descriptors()
-        import_modules(request.pipeline.modules)
-        if request.imports_libraries and not import_libraries(request.pipeline.modules):
-            # The kernel kills the workers. The next fork servers import no libraries.
-            os._exit(HAS_THREADS)
+        if request.imports_libraries:
+            import_for_workers(request.pipeline.modules)
+        else:
+            import_modules(request.pipeline.modules)
         try:
             check_complete(descriptors)
             pid = os.fork()
@@ -307,8 +309,12 @@ def import_modules(names: Sequence[str]) -> None:
         gc.enable()
 
 
-def import_libraries(names: Sequence[str]) -> bool:
-    """Imports the libraries that modules need. Returns False if a thread has started, so that this process must end."""
+def import_for_workers(names: Sequence[str]) -> None:
+    """Imports modules of millstream that workers need, and the libraries that these need. Ends if a thread starts.
+
+    Then the kernel kills the workers, and the next fork servers import no libraries.
+    """
+    import_modules(names)
     for library, variable, value in [_LIBRARIES[name] for name in names if name in _LIBRARIES]:
         top = library.partition(".")[0]
         before = num_threads()
@@ -320,8 +326,7 @@ def import_libraries(names: Sequence[str]) -> bool:
         if not is_set:
             del os.environ[variable]
         if num_threads() != before:
-            return False
-    return True
+            os._exit(HAS_THREADS)
 
 
 def num_threads() -> int | None:

@@ -64,10 +64,10 @@ _START = """
 import gc, marshal, sys
 gc.disable()
 with open(int(sys.argv[1]), "rb", buffering=0) as file:
-    sys.path[:], arguments = marshal.load(file)
+    sys.path[:], arguments, modules = marshal.load(file)
 numbers, sys.argv = [int(number) for number in sys.argv[2:]], arguments
 from millstream.loader.processes.fork_server import main
-main(*numbers)
+main(modules, *numbers)
 """
 """The program of a fork server. Until the path is set, it imports only built-in modules, and no file of any folder.
 
@@ -75,9 +75,9 @@ Garbage collection is off while modules are imported, because nothing is garbage
 """
 
 
-def _write_launch_context(context: LaunchContext) -> int:
+def _write_launch_context(context: LaunchContext, modules: Sequence[str]) -> int:
     """Returns the descriptor of an anonymous file for `_START`. A long import path may not fit on a command line."""
-    content = marshal.dumps((list(context.path), list(context.arguments)))
+    content = marshal.dumps((list(context.path), list(context.arguments), list(modules)))
     descriptor = create_arena_file(len(content))
     os.pwrite(descriptor, content, 0)
     return descriptor
@@ -283,15 +283,18 @@ class ForkServers:
     def idle(self) -> list[ForkServerProcess]:
         return [server for server in self._own() if not server.connections]
 
-    def prepare(self, context: LaunchContext) -> None:
-        """Starts a fork server in advance, unless there is one. Errors are those of the pool that needs it."""
+    def prepare(self, context: LaunchContext, modules: Sequence[str] = ()) -> None:
+        """Starts a fork server in advance, unless there is one. Errors are those of the pool that needs it.
+
+        A new one imports modules of millstream that workers will need, and the libraries that these need.
+        """
 
         def start() -> None:
             # Not around the wait for this thread, where a signal handler may raise a TimeoutError.
             with contextlib.suppress(OSError, RuntimeError, MemoryError):
                 launch = Launch.now(context, os.environ)
                 if all(server.launch != launch for server in self._own()):
-                    server = self._started(launch)
+                    server = self._started(launch, modules if self.import_libraries else ())
                     self._shared.append(server)
                     self._begin_idleness(server)
 
@@ -364,7 +367,7 @@ class ForkServers:
         self.release(connection)
         return None
 
-    def _started(self, launch: Launch) -> ForkServerProcess:
+    def _started(self, launch: Launch, modules: Sequence[str] = ()) -> ForkServerProcess:
         for other in self.idle:
             self._end_idle(other)
         self._at_exit()
@@ -373,7 +376,7 @@ class ForkServers:
         with theirs, contextlib.ExitStack() as on_failure:
             on_failure.callback(ours.close)
             ours.setblocking(False)
-            with os.fdopen(_write_launch_context(context)) as written:
+            with os.fdopen(_write_launch_context(context, modules)) as written:
                 tracker = [] if launch.tracker is None else [launch.tracker]
                 # The new process inherits the blocked signal, and unblocks it once it ignores it.
                 mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])

@@ -238,6 +238,21 @@ def test_this_process_works_until_the_workers_are_ready(tmp_path: Path, monkeypa
         assert executor_of(iterator).stacks().keys() == pids_of(iterator)
 
 
+def test_workers_that_are_not_ready_end_with_their_iterator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long they would have taken to start."""
+    move_as(monkeypatch, lambda choice, _: choice.keep(1, "a test"), waits=False)
+    os.mkfifo(tmp_path / "gate")
+    with auto(Gated(tmp_path / "gate"), **MANY) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        engine = executor_of(iterator)
+        while not pids_of(iterator):
+            next(iterator)
+        iterator.close()
+        assert not worker_pids()
+        assert engine.status().workers == ()
+
+
 def test_the_work_of_workers_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each window has the processor time of its own, so that workers with little to do are noticed after any time."""
     recorded: list[Window] = []
@@ -328,35 +343,41 @@ def test_a_pass_without_idle_workers_starts_those_that_were_chosen(monkeypatch: 
         assert loader._execution.choice.num_workers == 2
         # Those that are idle may be more than were chosen last.
         loader._execution.choice.keep(1, "of another pass")
-        assert not list(loader)[0].any()
+        first, *_ = loader
+        assert not first.any()
         assert len(worker_pids()) == 1
 
 
-def test_workers_that_cannot_be_of_the_number_end(choose: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_cannot_be_of_the_number_end(
+    choose: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """If the system refuses while they start, the work stays here, and nobody would use those that have begun."""
     choose(1)
 
     def refuse(self: Pool, number: int) -> None:
         del self, number
-        raise OSError(11, "no process is left")
+        raise OSError
 
     monkeypatch.setattr(Pool, "resize", refuse)
     with auto(**MANY) as loader, iter(loader) as iterator:
         taken = [next(iterator).tolist() for _ in range(20)]
         assert not worker_pids()
         assert taken + [batch.tolist() for batch in iterator] == EXPECTED_MANY
+    assert caplog.messages == ['millstream: "auto" chose no worker processes: OSError']
 
 
 def test_workers_end_that_start_while_another_thread_closes_the_iterator(
     choose: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread cannot see them yet."""
+    engines: list[AutoEngine] = []
     choose(1)
     with auto(**MANY) as loader:
         iterator = iter(loader)
 
         def close(self: Pool, number: int) -> None:
             del self, number
+            engines.append(executor_of(iterator))
             thread = threading.Thread(target=iterator.close)
             thread.start()
             thread.join(LATE_SECONDS)
