@@ -17,7 +17,7 @@ from support.everywhere import THREADS, assert_same_everywhere, assert_survives_
 from support.laws import assert_resumes_everywhere
 
 
-@settings(max_examples=110)
+@settings(max_examples=75)
 @given(streams(6, fails=True), st.randoms(use_true_random=False), st.booleans())
 def test_a_stream_is_the_oracles_in_the_consumers_thread_and_in_others(
     stream: Stream, chance: random.Random, skips: bool

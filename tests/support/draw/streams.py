@@ -458,8 +458,11 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:  # noq
             apply, elements = lambda dataset: dataset.pipe(IterDataset.map, Mark()), mapped(Mark().map)
         case "together":
             together = MarkTogether(draw(st.sampled_from([6, 99])) if fails else 99)
-            given: tuple[Any, bool] = draw(st.sampled_from([(together, False), (together.map_batch, True)]))
-            apply = lambda dataset: dataset.map(given[0], batched=given[1])  # noqa: E731
+            is_function = draw(st.booleans())
+
+            def apply(dataset: IterDataset[Any]) -> IterDataset[Any]:
+                return dataset.map(together.map_batch, batched=True) if is_function else dataset.map(together)
+
             elements = mapped(blaming(together.map_one))
         case "fail":
             apply, elements = lambda dataset: dataset.map(FailSome()), mapped(blaming(FailSome().map))
