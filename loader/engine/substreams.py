@@ -132,7 +132,7 @@ class Substreams:
         """Yields the streams that may have to begin calls: first one that is waited for, then the last one."""
         if waited_for is not None:
             yield waited_for
-        if self._last is not None:
+        if self._last is not None and self._last is not waited_for:
             yield self._last
         while self._awake:
             substream = next(iter(self._awake))

@@ -50,17 +50,14 @@ MAX_DEATHS_AT_START = 8
 
 @final
 class ReadsInFlight:
-    """Begins with one read, because several cost memory. Searches for the best number once reads wait."""
+    """Begins with one read, because several cost memory. Searches for the best `number` once reads wait."""
 
     def __init__(self, limit: int) -> None:
         self._concurrency = Concurrency(limit)
         self._idle_calls = 0
         self._waited = 0.0
         self._num_completed = 0
-
-    @property
-    def number(self) -> int:
-        return self._concurrency.level if self._idle_calls >= IDLE_CALLS else 1
+        self.number = 1
 
     def record(self, num_blocks: int, seconds: float, idle_seconds: float) -> None:
         """Records a call: its blocks, its duration, and the part of it in which the worker did not compute."""
@@ -68,6 +65,8 @@ class ReadsInFlight:
         if self._idle_calls < IDLE_CALLS:
             is_idle = idle_seconds > max(IDLE_SECONDS, IDLE_SHARE * seconds)
             self._idle_calls = self._idle_calls + 1 if is_idle else 0
+            if self._idle_calls == IDLE_CALLS:
+                self.number = self._concurrency.level
 
     def waited(self, seconds: float) -> None:
         self._waited += seconds
@@ -76,6 +75,7 @@ class ReadsInFlight:
         """Records that these outputs were delivered at time `now`, in seconds."""
         if self._idle_calls >= IDLE_CALLS:
             self._concurrency.delivered(now, self._waited, self._num_completed)
+            self.number = self._concurrency.level
         self._waited, self._num_completed = 0.0, 0
 
 
@@ -213,16 +213,13 @@ class Workers(Place, Generic[WorkerT]):
             return
         self._is_issuing = True
         try:
-            self._issue_all(waited_for)
-        finally:
-            self._is_issuing = False
-
-    def _issue_all(self, waited_for: Substream | None) -> None:
-        if self.submit_lost():
-            for substream in self.substreams.by_urgency(waited_for):
+            # If other calls have to wait, no stream is due.
+            for substream in self.substreams.by_urgency(waited_for) if self.submit_lost() else ():
                 if not self._issue_from(substream):
                     self.substreams.wake(substream)
                     return
+        finally:
+            self._is_issuing = False
 
     def accept(self) -> None:
         self._receive(0.0)
@@ -293,17 +290,14 @@ class Workers(Place, Generic[WorkerT]):
 
     def _may_begin(self, substream: Substream) -> bool:
         """Returns True if a call of stage 0 may begin."""
-        num_workers = len(self._pool.workers)
-        buffered = (1 + self._options.per_worker_buffer_size) * num_workers
-        return self.substreams.may_begin(substream, self._max_calls * num_workers, buffered)
-
-    @property
-    def _max_calls(self) -> int:
-        return self.reads.number + self._options.per_worker_buffer_size
+        num_workers, buffer = len(self._pool.workers), self._options.per_worker_buffer_size
+        return self.substreams.may_begin(
+            substream, (self.reads.number + buffer) * num_workers, (1 + buffer) * num_workers
+        )
 
     def _free_worker(self) -> WorkerT | None:
         """Returns the worker with the fewest calls. None if all have enough."""
-        free, fewest = None, self._max_calls
+        free, fewest = None, self.reads.number + self._options.per_worker_buffer_size
         for worker in self._pool.workers:
             if len(worker.calls) < fewest and worker.accepts_calls:
                 free, fewest = worker, len(worker.calls)

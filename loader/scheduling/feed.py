@@ -120,6 +120,8 @@ class Feed:
 
         Returns None if the iterator has ended, or has to wait.
         """
+        if self.awaited is not None:
+            return None
         start, self._next = self._next, None
         if start is None:
             raise AssertionError("an interrupted feed must be moved to a block before it is drawn from")

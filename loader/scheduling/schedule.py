@@ -120,14 +120,15 @@ class Schedule:
         for stage in reversed(range(self.num_stages)):
             if self._untaken[stage]:
                 return stage
-        return 0 if self.num_stages and self.next_blocks(1) else None
+        branch = self._branch_to_read() if self.num_stages else None
+        return None if branch is None or not branch.next_blocks(1) else 0
 
     def take(self, stage: int, max_blocks: int = 1) -> Call | None:
         """Takes the next call of a stage. Returns None if none may run now, or if the leaf has no elements for it."""
         if self._untaken[stage]:
             return self._untaken[stage].popleft()
         branch = None if stage else self._branch_to_read()
-        if branch is None or not branch.next_blocks(1):
+        if branch is None or not branch.may_read:
             return None
         queue, leaf = branch.queues[0], branch.leaf
         call = leaf.take(branch.shard, max_blocks, queue.skip)
