@@ -34,24 +34,6 @@ from millstream.loader.workers.module_variables import (
 from millstream.loader.workers.worker_imports import WorkerImports, is_of_user
 from millstream.sources.shared_units import share_units_in
 
-_FUNCTIONS = (
-    ("sys", "getrecursionlimit", "setrecursionlimit"),
-    ("sys", "get_int_max_str_digits", "set_int_max_str_digits"),
-    ("csv", "field_size_limit", "field_size_limit"),
-    ("socket", "getdefaulttimeout", "setdefaulttimeout"),
-    ("cv2", "useOptimized", "setUseOptimized"),
-    ("torch", "get_default_dtype", "set_default_dtype"),
-    ("torch", "get_float32_matmul_precision", "set_float32_matmul_precision"),
-)
-"""Settings with a function that returns their value, and one that sets it: modules and names."""
-
-_VARIABLES = (
-    ("sys", "dont_write_bytecode"),
-    ("PIL.Image", "MAX_IMAGE_PIXELS"),
-    ("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"),
-)
-"""Settings that are a variable of a module."""
-
 _NOT_OF_WORKERS = re.compile(
     "platform|backend|visible_devices|default_device|pjrt_client|collectives|gpu|cross_host|logging_level|log_modules"
 )
@@ -82,16 +64,12 @@ class ProcessSettings(NamedTuple):
 
     Attributes:
         environment: the variables of the environment; empty if workers have their own.
-        by_function: values by module and setter.
-        variables: values by module and name.
-        libraries: values by module, for the functions of `_LIBRARIES`.
+        values: the values of `_SETTINGS`, by module and attribute.
         of_pipelines: the variables of the user's modules that pipelines read, see `variables_of`.
     """
 
     environment: dict[str, str]
-    by_function: dict[tuple[str, str], Any]
-    variables: dict[tuple[str, str], Any]
-    libraries: dict[str, Any]
+    values: dict[tuple[str, str], Any]
     filters: tuple[Filter, ...]
     logging: LoggerSettings
     of_pipelines: "Variables"
@@ -103,20 +81,13 @@ class ProcessSettings(NamedTuple):
         Raises:
             TypeError: an absl flag has a value that cannot be pickled.
         """
-        modules = sys.modules
         return cls(
             dict(os.environ) if with_environment else {},
             {
-                (name, setter): _packed(getattr(modules[name], getter)())
-                for name, getter, setter in _FUNCTIONS
-                if hasattr(modules.get(name), getter)
+                (name, attribute): setting.take(sys.modules[name])
+                for (name, attribute), setting in _SETTINGS.items()
+                if _is_imported(name) and hasattr(sys.modules[name], attribute)
             },
-            {
-                (name, variable): _packed(getattr(modules[name], variable))
-                for name, variable in _VARIABLES
-                if hasattr(modules.get(name), variable)
-            },
-            {name: take(modules[name]) for name, (take, _) in _LIBRARIES.items() if _is_imported(name)},
             tuple(map(_taken_filter, warnings.filters)),
             _taken_logging(),
             variables_of(pipelines),
@@ -125,12 +96,8 @@ class ProcessSettings(NamedTuple):
     @contextlib.contextmanager
     def applied(self, imports: WorkerImports) -> Iterator[None]:
         """Applies the settings in a worker. The pipelines are unpickled in the block, without a warning."""
-        for (name, setter), value in self.by_function.items():
-            imports.after(name, functools.partial(_call, name, setter, value))
-        for (name, variable), value in self.variables.items():
-            imports.after(name, functools.partial(_set, name, variable, value))
-        for name, value in self.libraries.items():
-            imports.after(name, functools.partial(_apply_to_library, name, value))
+        for (name, attribute), value in self.values.items():
+            imports.after(name, functools.partial(_apply, name, attribute, value))
         _apply_logging(self.logging)
         # The trainer has imported the same modules, and has seen their warnings.
         warnings.simplefilter("ignore")
@@ -206,12 +173,8 @@ def _unpacked(value: Any) -> Any:
     return pickle.loads(value.data) if isinstance(value, Pickled) else value  # noqa: S301  (written by the trainer)
 
 
-def _call(name: str, setter: str, value: Any) -> None:
-    getattr(sys.modules[name], setter)(_unpacked(value))
-
-
-def _set(name: str, variable: str, value: Any) -> None:
-    setattr(sys.modules[name], variable, _unpacked(value))
+def _apply(name: str, attribute: str, value: Any) -> None:
+    _SETTINGS[name, attribute].apply(sys.modules[name], value)
 
 
 def _set_at(name: str, path: str, value: Pickled) -> None:
@@ -227,10 +190,6 @@ def _set_at(name: str, path: str, value: Pickled) -> None:
         # The program has another object of a frozen class.
         with contextlib.suppress(AttributeError, TypeError):
             object.__setattr__(holder, last, _unpacked(value))
-
-
-def _apply_to_library(name: str, value: Any) -> None:
-    _LIBRARIES[name][1](sys.modules[name], value)
 
 
 class Trainer(NamedTuple):
@@ -387,13 +346,45 @@ def _apply_locale(locale: Any, settings: Mapping[str, str]) -> None:
             locale.setlocale(getattr(locale, name), value)
 
 
-_LIBRARIES: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
-    "jax": (_taken_jax, _apply_jax),
-    "absl.flags": (_taken_flags, _apply_flags),
-    "decimal": (_taken_decimal, _apply_decimal),
-    "locale": (_taken_locale, _apply_locale),
+class Setting(NamedTuple):
+    """A setting of a module: the functions that take its value, and that apply it."""
+
+    take: Callable[[Any], Any]
+    apply: Callable[[Any, Any], None]
+
+
+def _by_functions(getter: str, setter: str) -> Setting:
+    return Setting(
+        lambda module: _packed(getattr(module, getter)()),
+        lambda module, value: getattr(module, setter)(_unpacked(value)),
+    )
+
+
+def _variable(name: str) -> Setting:
+    return Setting(
+        lambda module: _packed(getattr(module, name)), lambda module, value: setattr(module, name, _unpacked(value))
+    )
+
+
+_SETTINGS: dict[tuple[str, str], Setting] = {
+    ("sys", "getrecursionlimit"): _by_functions("getrecursionlimit", "setrecursionlimit"),
+    ("sys", "get_int_max_str_digits"): _by_functions("get_int_max_str_digits", "set_int_max_str_digits"),
+    ("csv", "field_size_limit"): _by_functions("field_size_limit", "field_size_limit"),
+    ("socket", "getdefaulttimeout"): _by_functions("getdefaulttimeout", "setdefaulttimeout"),
+    ("cv2", "useOptimized"): _by_functions("useOptimized", "setUseOptimized"),
+    ("torch", "get_default_dtype"): _by_functions("get_default_dtype", "set_default_dtype"),
+    ("torch", "get_float32_matmul_precision"): _by_functions(
+        "get_float32_matmul_precision", "set_float32_matmul_precision"
+    ),
+    ("sys", "dont_write_bytecode"): _variable("dont_write_bytecode"),
+    ("PIL.Image", "MAX_IMAGE_PIXELS"): _variable("MAX_IMAGE_PIXELS"),
+    ("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"): _variable("LOAD_TRUNCATED_IMAGES"),
+    ("jax", "config"): Setting(_taken_jax, _apply_jax),
+    ("absl.flags", "FLAGS"): Setting(_taken_flags, _apply_flags),
+    ("decimal", "DefaultContext"): Setting(_taken_decimal, _apply_decimal),
+    ("locale", "setlocale"): Setting(_taken_locale, _apply_locale),
 }
-"""The functions that take the settings of a module, and apply them."""
+"""The settings of modules, by the module and an attribute that it has if it has the setting."""
 
 
 # Warnings ------------------------------------------------------------------------------------------------------------
