@@ -30,7 +30,7 @@ from millstream.loader.pipeline.calls import Cursor, Outputs, Position
 from millstream.loader.pipeline.elements import Elements, FailedRecord, Location, Origins, SourceEnded, add_note
 from millstream.loader.pipeline.pipeline import Tolerance
 from millstream.samplers.balanced import BalancedSampler
-from millstream.samplers.base import is_mixed, largest_key
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler, is_mixed, largest_key
 from millstream.samplers.order import EpochSampler, KeyCycles
 from millstream.transforms.of_chains import AbsentElement
 
@@ -71,15 +71,13 @@ class ErrorLog:
 
     Args:
         tolerance: the number of records that may fail.
-        num_records: the number of records. If so many fail in a row, that is an error whatever the tolerance.
         drops_remainder: True if a Batch may drop the last elements of the stream.
     """
 
-    def __init__(self, tolerance: Tolerance, num_records: int, *, drops_remainder: bool) -> None:
+    def __init__(self, tolerance: Tolerance, *, drops_remainder: bool) -> None:
         self.count = 0
         self.drops_remainder = drops_remainder
         self.max_errors = tolerance.max_errors
-        self.num_records = num_records
         self._tolerance = tolerance
         self._max_texts = max(MAX_TEXTS, tolerance.max_errors or 0)
         # By record key: the number of the failure, from 1, and its text.
@@ -87,7 +85,7 @@ class ErrorLog:
 
     def emptied(self) -> "ErrorLog":
         """Returns a log of other passes."""
-        return ErrorLog(self._tolerance, self.num_records, drops_remainder=self.drops_remainder)
+        return ErrorLog(self._tolerance, drops_remainder=self.drops_remainder)
 
     def texts(self, undelivered: Iterable[FailedRecord] = ()) -> dict[int, str]:
         """Returns the text of each error by record key, with those of other failures that are about to be recorded."""
@@ -107,6 +105,16 @@ class ErrorLog:
         if len(self._texts) > self._max_texts:
             del self._texts[next(iter(self._texts))]
         log_warning(f"skipped {failure.where}: {failure.text}")
+
+
+def all_in_a_row(num_records: int, order: VectorisedSampler | AdaptedSampler) -> int:
+    """Returns the number of positions in a row among which are all records of a source.
+
+    Each epoch has its own order, so one that works may be the first of an epoch and the last of the next one.
+    """
+    if order.length is None:
+        return 2 * (order.num_records or num_records) - 1
+    return min(2 * num_records - 1, order.length)
 
 
 class _Failure(NamedTuple):
@@ -151,13 +159,19 @@ class FailuresOfPass:
     The error of one too many takes its place in the stream when it is made, so it may be made in advance, by any thread
     or worker. It depends on the failures before it in the pass, and on those that were delivered before the pass began.
 
+    Args:
+        log: the failures of all passes.
+        start: the position at which the pass begins.
+        num_in_a_row: the number of records that may not fail in a row, whatever the tolerance, see `all_in_a_row`.
+
     Attributes:
         error: the error of one too many; None if there is none so far.
     """
 
-    def __init__(self, log: ErrorLog, start: Position) -> None:
+    def __init__(self, log: ErrorLog, start: Position, num_in_a_row: int) -> None:
         self.error: BaseException | None = None
         self._log = log
+        self._num_in_a_row = num_in_a_row
         self._start = start
         self._base = log.count
         # Of each logical shard: the failures that were not delivered, and those that are in no group of a join.
@@ -182,7 +196,7 @@ class FailuresOfPass:
             if found.is_before(self._start[shard]):
                 continue
             in_a_row.add(failure.block, origins.block)
-            none_left = self._log.max_errors is None and in_a_row.count >= self._log.num_records
+            none_left = self._log.max_errors is None and in_a_row.count >= self._num_in_a_row
             if none_left or self._exceeds_limit(failure, self._keys[shard]):
                 row, at = int(np.count_nonzero(is_before)), Location(failure.position, failure.block)
                 outputs.end_with(self._refuse(failure), row, at, is_of_stream=none_left)

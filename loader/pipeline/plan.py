@@ -30,7 +30,13 @@ from millstream.loader.pipeline.elements import (
     epochs_at,
     seed_of,
 )
-from millstream.loader.pipeline.failing_records import ErrorLog, KeyCycle, with_substitutes, without_failures
+from millstream.loader.pipeline.failing_records import (
+    ErrorLog,
+    KeyCycle,
+    all_in_a_row,
+    with_substitutes,
+    without_failures,
+)
 from millstream.loader.pipeline.order import max_batches
 from millstream.loader.pipeline.pipeline import Pipeline, check_global_batch, check_groupings
 from millstream.loader.pipeline.shards import Partition, first_dynamic
@@ -81,6 +87,7 @@ class Plan:
         waits_for_calls: True if a call returns complete batches, not packed ones. The consumer of the first one waits
             for all, so a call of several must be short.
         errors: the records that failed in all passes of this process; None if the first error is raised.
+        num_in_a_row: the number of records that may not fail in a row if errors are skipped.
         beginning: the position before the first output.
         yields_held_memory: True if outputs may contain arrays that the source holds, and nothing stacks them.
         gathers_first: True if stage 0 gathers elements, so that an output of it is made of complete blocks.
@@ -113,7 +120,8 @@ class Plan:
         if tolerance is not None:
             groupings = [stage.grouping for stage in self.stages if stage.grouping is not None]
             drops = not all(grouping.keeps_remainder for grouping in groupings)
-            self.errors = ErrorLog(tolerance, len(source), drops_remainder=drops)
+            self.errors = ErrorLog(tolerance, drops_remainder=drops)
+        self.num_in_a_row = all_in_a_row(len(source), pipeline.order)
         local = [stage.has_local_steps for stage in self.stages]
         self.num_remote_stages = local.index(True) if any(local) else len(local)
         first = self.stages[0]

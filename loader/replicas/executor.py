@@ -70,7 +70,7 @@ class SharedExecutor:
         self._profiler = profiler
         self._name = name
         self._stall_timeout = stall_timeout
-        self.failures = None if plan.errors is None else FailuresOfPass(plan.errors, position)
+        self.failures = None if plan.errors is None else FailuresOfPass(plan.errors, position, plan.num_in_a_row)
         self._process = os.getpid()
         self._connection: socket.socket | None = None
         # The message that is being read, as `recvmsg` returns it. Another thread that closes this leaves it alone.

@@ -46,7 +46,7 @@ class Schedule:
             plan.stages[first_local].num_remote_steps > 0 or (first_local == 0 and feed is None)
         )
         self.num_stages = first_local + self._is_shared
-        self.failures = None if plan.errors is None else FailuresOfPass(plan.errors, position)
+        self.failures = None if plan.errors is None else FailuresOfPass(plan.errors, position, plan.num_in_a_row)
         self._branches = [
             Branch(plan, shard, cursor, feed=feed, failures=self.failures) for shard, cursor in enumerate(position)
         ]

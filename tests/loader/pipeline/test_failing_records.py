@@ -200,8 +200,42 @@ def test_above_the_limit_the_error_is_raised() -> None:
 def test_where_every_record_fails_the_error_is_raised(operations: list[Any]) -> None:
     """If every record fails, the error is raised, for any limit and number of epochs."""
     loader = millstream.load(Damaged(5, range(5)), transformations=operations, on_error="skip", max_errors=None)
-    with pytest.raises(OSError, match=r"record [04] is damaged"):
+    # The last of the nine among which are all five of any two epochs.
+    with pytest.raises(OSError, match=r"record [03] is damaged"):
         next(iter(loader))
+
+
+@pytest.mark.parametrize("kind", [lambda dataset: dataset.repeat(), lambda dataset: dataset.shuffle(seed=1).repeat()])
+def test_an_endless_chain_of_which_every_element_fails_is_an_error(kind: Any) -> None:
+    """The length of an endless chain is no bound: one epoch is."""
+    chain = kind(millstream.MapDataset.source(Damaged(5, range(5)))).to_iter_dataset()
+    with iter(chain.options(on_error="skip", max_errors=None)) as elements, pytest.raises(OSError, match="is damaged"):
+        next(elements)
+
+
+def test_an_epoch_alone_of_which_every_record_fails_is_an_error() -> None:
+    """An epoch of `epochs` is a stream of its own: its last record is the last that fails."""
+    loader = millstream.load(
+        Damaged(3, range(3)), transformations=[millstream.Filter(bool)], on_error="skip", max_errors=None
+    )
+    records = (record for _, epoch in loader.epochs(1) for record in epoch)
+    with pytest.raises(OSError, match="record 2 is damaged"):
+        next(records)
+
+
+def test_a_record_that_works_in_each_epoch_is_enough() -> None:
+    """Records that fail at the end of one epoch and at the beginning of the next one are not all."""
+    order = millstream.IndexSampler(2, shuffle=True, seed=0, num_epochs=20)
+    keys = [order[position].record_key for position in range(40)]
+    assert [1, 1] in [keys[position : position + 2] for position in range(40)]
+    loader = millstream.DataLoader(
+        data_source=Damaged(2, [1]),
+        sampler=order,
+        operations=[millstream.Filter(lambda _: True)],
+        on_error="skip",
+        max_errors=None,
+    )
+    assert list(loader) == [0] * 20
 
 
 def test_substitutes_are_looked_for_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,8 +232,7 @@ def test_failures_in_a_row_depend_on_no_call_and_no_resume(size: int) -> None:
             max_errors=None,
         )
         plan = Plan(loader._execution.pipeline)
-        assert plan.errors is not None
-        plan.errors.num_records = num_records
+        plan.num_in_a_row = num_records
         whole = outcome(ran(plan, 1))
         assert (whole[1] is None) == (num_records > (7 if size == 1 else 4))
         for max_blocks in (2, 3, 16):
