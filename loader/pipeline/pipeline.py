@@ -3,8 +3,9 @@
 import dataclasses
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, final
 
 from millstream.core import tree
 from millstream.core.checks import as_integer, as_options, has_fields
@@ -167,10 +168,22 @@ class Pipeline:
         """Returns the pipeline with weights that were set at run time."""
         import json  # noqa: PLC0415  (lazy: slow to import, in each worker)
 
-        sampler: Any = self.sampler
-        for position, weights in json.loads(changes):
+        given = json.loads(changes)
+        sampler: Any
+        applied, sampler = self._last_changed.pair or ([], self.sampler)
+        count = sum(1 for _ in itertools.takewhile(bool, map(operator.eq, applied, given)))
+        # Usually, a run sets weights after those that it has set before, which need not be applied again: there may be
+        # thousands. A change drops those after it.
+        if count == 0 or count == len(given):
+            count, sampler = 0, self.sampler
+        for position, weights in given[count:]:
             sampler = sampler.reweighted(position, weights)
+        self._last_changed.pair = given, sampler
         return dataclasses.replace(self, sampler=sampler, order=check_sampler(sampler, self.source), changes=changes)
+
+    @functools.cached_property
+    def _last_changed(self) -> "_LastChanged":
+        return _LastChanged()
 
     @property
     def variant(self) -> Variant:
@@ -251,6 +264,17 @@ class Pipeline:
         """Source, sampler and operations, with their labels in texts for users."""
         operations = zip(self.labels, self.operations, strict=True)
         return [("data_source", self.source), ("sampler", self.sampler), *operations]
+
+
+@final
+class _LastChanged:
+    """The weights that were set last at run time, and the sampler with them. It stays in its process."""
+
+    def __init__(self) -> None:
+        self.pair: tuple[list[Any], Any] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _LastChanged, ()
 
 
 def source_name(source: DataSource[Any]) -> str:

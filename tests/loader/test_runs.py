@@ -2,9 +2,11 @@
 
 import functools
 import itertools
+import json
 import os
 import pickle
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 import millstream
 from millstream import Batch, CheckpointError, IndexSampler, MixtureSampler, ShardOptions
 from millstream.loader.pipeline.calls import Outputs
+from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.processes.channel import Channel, Task, to_wire
 from support.faults.interrupted import interrupt_at
 from support.faults.user_faults import WAIT_SECONDS
@@ -356,3 +359,40 @@ def test_what_cannot_change_at_run_time_is_refused() -> None:
         pytest.raises(TypeError, match="has no reweight"),
     ):
         batches.reweight([1, 2])
+
+
+CHANGES = st.lists(
+    st.tuples(st.sampled_from([4, 8, 12, 40]), st.integers(1, 3)), max_size=4, unique_by=lambda one: one[0]
+)
+
+
+@settings(max_examples=30)
+@given(sets=st.lists(CHANGES, min_size=2, max_size=6))
+def test_weights_set_one_after_another_are_those_set_together(sets: list[list[tuple[int, int]]]) -> None:
+    """A pipeline that had other weights before, more, fewer or the same ones, gets what a new pipeline gets."""
+    orders = {name: millstream.IndexSampler(50, shuffle=True, seed=seed) for seed, name in enumerate("ab")}
+    mixture = millstream.MixtureSampler(orders, {"a": 1, "b": 1}).reweighted(20, {"a": 5, "b": 1})
+    source = millstream.ConcatenatedDataSource({name: range(50) for name in "ab"})
+    used = Pipeline.of(source, mixture, [], None)
+    for changes in sets:
+        text = json.dumps([[position, {"a": weight, "b": 1}] for position, weight in sorted(changes)])
+        found, expected = used.with_changes(text), Pipeline.of(source, mixture, [], None).with_changes(text)
+        assert found.order.record_keys(0, 60).tolist() == expected.order.record_keys(0, 60).tolist()
+        assert found.order.fingerprint() == expected.order.fingerprint()  # type: ignore[union-attr]  # of a mixture
+
+
+def test_the_hundredth_call_of_reweight_applies_one_change() -> None:
+    """A run may set weights at each of its steps: the ones that it has set before are not applied again."""
+    applied = MixtureSampler.reweighted.__code__
+    with iter(millstream.load({"a": [1], "b": [2]}, weights={"a": 1, "b": 1}, batch_size=2)) as batches:
+        for number in range(99):
+            next(batches)
+            batches.reweight({"a": 1 + number % 2, "b": 2})
+        next(batches)
+        calls = []
+        sys.setprofile(lambda frame, event, _: calls.append(event) if frame.f_code is applied else None)
+        try:
+            batches.reweight({"a": 7, "b": 2})
+        finally:
+            sys.setprofile(None)
+        assert calls.count("call") <= 2
