@@ -196,6 +196,13 @@ def test_records_of_a_dropped_remainder_do_not_count_as_failed() -> None:
         collections.deque(keeping, maxlen=0)
 
 
+def test_that_all_records_fail_is_an_error_in_a_dropped_remainder() -> None:
+    """A stream without an element because each record was skipped does not end as if there had been none."""
+    dataset = MapDataset.source(Counted(3, range(3))).to_iter_dataset(ReadOptions(0, 0))
+    with iter(batched(dataset, 4).options(on_error="skip", max_errors=None)) as batches:
+        assert outcome((value, None) for value in batches) == ([], "record 2")
+
+
 @pytest.mark.filterwarnings("ignore:.*so shards may end at different steps:UserWarning")
 @pytest.mark.parametrize(("bad", "host"), [(13, 0), (15, 1)])
 def test_an_error_of_a_logical_shard_comes_at_its_step_on_any_host(bad: int, host: int) -> None:

@@ -125,14 +125,11 @@ class Skipped:
         self._limit = limit
         self.count = 0
 
-    def add(self, *, is_known: bool) -> bool:
-        """Counts one more. Returns False if all were skipped, so that its error is raised."""
+    def add(self, error: Exception, *, is_known: bool) -> None:
+        """Counts one more. If all were skipped, its error is raised, also in a remainder that a batch drops."""
         self.count += 1
-        if self._limit is None or self.count < self._limit:
-            return True
-        if not is_known:
-            raise UndecidedError
-        return False
+        if self._limit is not None and self.count >= self._limit:
+            raise error if is_known else UndecidedError
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -306,7 +303,8 @@ def reads(draw: st.DrawFn, *, fails: bool) -> Stream:
                 value = chain.oracle.at(position)
             except Exception as error:  # noqa: BLE001  (any)
                 blame(error, place=f"position {position}")
-                if one.skips and skipped.add(is_known=True):
+                if one.skips:
+                    skipped.add(error, is_known=True)
                     continue
                 one.failure = value = Failed(error)
             if value is not None or allows_nones:
@@ -396,7 +394,8 @@ def each(
                 changed = function(value)
             except Exception as error:  # noqa: BLE001  (any)
                 blame(error, place=f"position {position}")
-                if skipped is not None and skipped.add(is_known=is_known):
+                if skipped is not None:
+                    skipped.add(error, is_known=is_known)
                     continue
                 one.failure = changed = Failed(error)
         yield position, index, changed
