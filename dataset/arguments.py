@@ -10,6 +10,8 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, SupportsIndex, TypeVar
 
+import numpy as np
+
 from millstream import grain_kinds
 from millstream.core.checks import as_integer, as_options, has_fields
 from millstream.core.descriptions import described
@@ -75,13 +77,26 @@ OF_MAP_DATASETS = {
 """Methods of other libraries that MapDatasets do not have, with what to write instead."""
 
 
-def warn_of_replacement(length: int) -> None:
-    """Logs that the shuffle of an endless dataset draws its elements with replacement."""
-    if length == ENDLESS:
-        log_warning(
-            "the shuffle of an endless dataset draws its elements with replacement: some come twice before others come "
-            "once. Write .shuffle(...) before .repeat()."
-        )
+def warn_of_replacement(node: Node) -> None:
+    """Logs that the shuffle of an endless dataset draws its elements with replacement.
+
+    Raises:
+        ValueError: it cannot, because not every position below 2**63 has an element.
+    """
+    if node.length != ENDLESS:
+        return
+    try:
+        # A user's selection map is not called.
+        _ = node.looks_ahead and node.locate(np.array([ENDLESS - 1]))
+    except IndexError as error:
+        raise ValueError(
+            "An endless dataset of batches, or of every n-th element, cannot be shuffled: it has no elements "
+            "at positions near 2**63. Write .shuffle(...) before .repeat()."
+        ) from error
+    log_warning(
+        "the shuffle of an endless dataset draws its elements with replacement: some come twice before others come "
+        "once. Write .shuffle(...) before .repeat()."
+    )
 
 
 def rows_of(node: Node, rows: slice) -> range:

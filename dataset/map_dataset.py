@@ -434,14 +434,14 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
             seed: 0 … 2**64 - 1; None for that of the nearest `.seed(...)` before it.
 
         Raises:
-            ValueError: there is no seed, or it is out of range.
+            ValueError: there is no seed, or it is out of range; or it follows an endless repeat of batches.
 
         Examples:
             >>> list(millstream.MapDataset.range(5).shuffle(seed=0).repeat(2))  # each epoch has its own order
             [2, 4, 1, 3, 0, 0, 4, 2, 3, 1]
         """
         node = node_of(self)
-        warn_of_replacement(node.length)
+        warn_of_replacement(node)
         if seed is not None:
             return self._with(Shuffle(node, as_seed(seed)))
         inherited = seed_for("shuffle", node, None)

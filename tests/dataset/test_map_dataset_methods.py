@@ -607,6 +607,11 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "packer": (lambda: UNTYPED_TEN.apply(Rebatch(2)), TypeError, r"to_iter_dataset\(\)\.apply"),
     "component": (lambda: UNTYPED_TEN.apply(OnlyFor("a", fail_at_seven)), TypeError, r"to_iter_dataset\(\)\.apply"),
     "backwards": (lambda: UNTYPED_TEN.repeat()[::-1], ValueError, "cannot be read backwards"),
+    "endless batches": (
+        lambda: UNTYPED_TEN.batch(4).repeat().shuffle(seed=0),
+        ValueError,
+        r"cannot be shuffled: .* Write \.shuffle\(\.\.\.\) before \.repeat\(\)",
+    ),
     "from no end": (lambda: UNTYPED_TEN.repeat()[-2:], ValueError, "has no last element"),
     "to no end": (lambda: UNTYPED_TEN.repeat()[:-2], ValueError, r"slice it before \.repeat\(\)"),
     "a pair": (lambda: UNTYPED_TEN.slice(3), TypeError, r"such as slice\(0, 10\)"),
