@@ -197,10 +197,11 @@ def test_records_of_a_dropped_remainder_do_not_count_as_failed() -> None:
 
 
 def test_that_all_records_fail_is_an_error_in_a_dropped_remainder() -> None:
-    """A stream without an element because each record was skipped does not end as if there had been none."""
-    dataset = MapDataset.source(Counted(3, range(3))).to_iter_dataset(ReadOptions(0, 0))
-    with iter(batched(dataset, 4).options(on_error="skip", max_errors=None)) as batches:
-        assert outcome((value, None) for value in batches) == ([], "record 2")
+    """A stream without a batch because each record was skipped does not end as if it had been too short for one."""
+    for size, error in ((5, "record 4"), (3, None)):
+        dataset = MapDataset.source(Counted(size, range(size))).to_iter_dataset(ReadOptions(0, 0))
+        with iter(batched(dataset, 4).options(on_error="skip", max_errors=None)) as batches:
+            assert outcome((value, None) for value in batches) == ([], error)
 
 
 @pytest.mark.filterwarnings("ignore:.*so shards may end at different steps:UserWarning")

@@ -125,11 +125,14 @@ class Skipped:
         self._limit = limit
         self.count = 0
 
-    def add(self, error: Exception, *, is_known: bool) -> None:
-        """Counts one more. If all were skipped, its error is raised, also in a remainder that a batch drops."""
+    def add(self, error: Exception, *, is_known: bool) -> list[Failed]:
+        """Counts one more. If all were skipped, returns what stands for all: its error, if they could be any output."""
         self.count += 1
-        if self._limit is not None and self.count >= self._limit:
-            raise error if is_known else UndecidedError
+        if self._limit is None or self.count < self._limit:
+            return []
+        if not is_known:
+            raise UndecidedError
+        return [Failed(error)] * self._limit
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -304,7 +307,7 @@ def reads(draw: st.DrawFn, *, fails: bool) -> Stream:
             except Exception as error:  # noqa: BLE001  (any)
                 blame(error, place=f"position {position}")
                 if one.skips:
-                    skipped.add(error, is_known=True)
+                    yield from ((position, position, failed) for failed in skipped.add(error, is_known=True))
                     continue
                 one.failure = value = Failed(error)
             if value is not None or allows_nones:
@@ -395,7 +398,7 @@ def each(
             except Exception as error:  # noqa: BLE001  (any)
                 blame(error, place=f"position {position}")
                 if skipped is not None:
-                    skipped.add(error, is_known=is_known)
+                    yield from ((position, index, failed) for failed in skipped.add(error, is_known=is_known))
                     continue
                 one.failure = changed = Failed(error)
         yield position, index, changed
