@@ -101,12 +101,24 @@ def _reduce_weak_dict(value: Any) -> Reduced:
     return type(value), (dict(value),)
 
 
+def _reduce_memoryview(value: memoryview) -> Reduced:
+    # cloudpickle reduces it to bytes, so that elements would have another type with workers than without.
+    return rebuild_memoryview, (np.array(value), value.readonly)
+
+
+def rebuild_memoryview(content: Any, is_readonly: bool) -> memoryview:
+    if is_readonly:
+        content.flags.writeable = False
+    return memoryview(content)
+
+
 _ALWAYS_REBUILT: dict[type, Callable[[Any], Reduced]] = {
     types.CodeType: _reduce_code,
     functools.cached_property: _reduce_cached_property,
     functools.partialmethod: lambda value: (rebuild_partial_method, (type(value),), vars(value)),
     weakref.WeakKeyDictionary: _reduce_weak_dict,
     weakref.WeakValueDictionary: _reduce_weak_dict,
+    memoryview: _reduce_memoryview,
     # A dataclass field without a default refers to this very object.
     type(dataclasses.MISSING): lambda _: "MISSING",
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import pytest
 
 from millstream.loader.transport.pickling import ValuePickler
@@ -67,3 +68,25 @@ def test_two_threads_pickle_definitions_of_one_module(
         cloudpickle.unregister_pickle_by_value(module)
     monkeypatch.delitem(sys.modules, "augment")
     assert [[function(0) for function in pickle.loads(data)[::2]] for data in pickles] == [[1, 2], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"abc",
+        b"",
+        bytearray(b"abc"),
+        np.arange(6, dtype=">i2").reshape(2, 3),
+        np.arange(6.0)[::2],
+        np.array(3),
+        np.zeros((0, 3)),
+        np.zeros(2, [("a", "i4"), ("b", "f8")]),
+    ],
+)
+def test_a_memoryview_stays_one(content: Any) -> None:
+    """With its format, shape and mutability, as for elements that cross no process."""
+    view = memoryview(content)
+    (found,) = pickle.loads(dumped(view))
+    assert type(found) is memoryview
+    assert (found.format, found.shape, found.readonly) == (view.format, view.shape, view.readonly)
+    assert found.tobytes() == view.tobytes()
