@@ -238,7 +238,9 @@ class ConcatenatedDataSource(RenderedSource, Closing):
         except Exception as error:
             name = self.names[number]
             shown = ", ".join(map(str, keys[:4].tolist())) + (", …" if len(keys) > 4 else "")
-            error.add_note(f"millstream: in source {name!r}, its record{'s'[: len(keys) > 1]} {shown}.")
+            # The number of a source in a chain says little, because chains count each once.
+            text = repr(name) if isinstance(name, str) else f"{name!r} ({type(self.parts[name]).__name__})"
+            error.add_note(f"millstream: in source {text}, its record{'s'[: len(keys) > 1]} {shown}.")
             raise
         if len(records) != len(keys):
             raise ValueError(
