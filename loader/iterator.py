@@ -240,11 +240,8 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         step = self._step
         before, self._counted_step = self._counted_step, step
         if self.consumer is None:
-            profiler, plan = self._profiler, self._plan
-            profiler.outputs += step - before
-            if plan.one_to_one:
-                records = plan.shards[0].records_between(before, step)
-                profiler.records += records
+            records = self._plan.shards[0].records_between(before, step) if self._plan.one_to_one else 0
+            self._profiler.delivered(step - before, records)
 
     def __del__(self) -> None:
         # Without the names of any module, which may be gone at the end of the interpreter.
