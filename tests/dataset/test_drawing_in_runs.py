@@ -15,7 +15,7 @@ from millstream.dataset.iterators.chain_iterator import ReadIterator
 from millstream.dataset.iterators.fed_iterator import Drawing
 from millstream.dataset.iterators.inputs import Input
 from millstream.dataset.iterators.join_iterator import JoinIterator
-from millstream.loader.pipeline.elements import END
+from millstream.loader.pipeline.elements import END, Elements
 
 
 def stream(first: int, length: int, failing: int | None, step: int) -> IterDataset[int]:
@@ -87,6 +87,7 @@ def one_by_one(iterator: JoinIterator, count: int) -> tuple[list[Any], str]:
 def in_runs(iterator: JoinIterator, count: int) -> tuple[list[Any], str]:
     """Returns the same, drawn for operations."""
     drawn = Drawing(iterator.join, math.inf).draw(count, 0)
+    assert isinstance(drawn, Elements)
     return list(drawn.values), "" if drawn.error is None else repr(drawn.error)
 
 

@@ -433,7 +433,7 @@ def variants() -> Iterator[MapDataset[Any]]:
     yield MapDataset.select_from_datasets([TEN, TEN.map(str)], [(0, 1)])
     yield MapDataset.select_from_datasets([TEN, TEN.map(str)], [(1, 1)])
     for num_epochs in (1, 2, 3):
-        repeated = [TEN.shuffle(seed=0).repeat(num_epochs), TEN.map(str)]
+        repeated: list[MapDataset[Any]] = [TEN.shuffle(seed=0).repeat(num_epochs), TEN.map(str)]
         yield MapDataset.concatenate(repeated)
         yield MapDataset.concatenate([MapDataset.concatenate(repeated).map(str), TEN])
         yield MapDataset.mix(repeated, stop="all_exhausted")
@@ -452,16 +452,18 @@ def test_fingerprints_tell_datasets_apart() -> None:
     assert len(set(fingerprints)) == len(fingerprints)
     assert fingerprints == [dataset.fingerprint() for dataset in variants()]
     assert TEN.shuffle(seed=0).repeat(3).fingerprint() == TEN.shuffle(seed=0).fingerprint()
-    mixed, longer = (MapDataset.mix([TEN.repeat(n), TEN.map(str)]) for n in (1, 2))
+    texts: MapDataset[Any] = TEN.map(str)
+    mixed, longer = (MapDataset.mix([TEN.repeat(n), texts]) for n in (1, 2))
     assert mixed.fingerprint() == longer.fingerprint()
-    once, same = (MapDataset.concatenate([one, TEN.map(str)]) for one in (TEN.repeat(1), TEN))
+    once, same = (MapDataset.concatenate([one, texts]) for one in (TEN.repeat(1), TEN))
     assert once.fingerprint() == same.fingerprint()
     assert "source: CountedSource, source.start: 7" in MapDataset.source(CountedSource(7, 3)).fingerprint()
 
 
 def test_a_state_of_joined_datasets_needs_their_numbers_of_epochs() -> None:
     """The number of epochs of a part decides what follows its end, so a state with another one is refused."""
-    iterators = [iter(MapDataset.concatenate([TEN.repeat(n), TEN.map(str)]).to_iter_dataset()) for n in (2, 1)]
+    texts: MapDataset[Any] = TEN.map(str)
+    iterators = [iter(MapDataset.concatenate([TEN.repeat(n), texts]).to_iter_dataset()) for n in (2, 1)]
     for _ in range(12):
         next(iterators[0])
 

@@ -273,11 +273,12 @@ def test_a_state_that_another_thread_takes_is_from_before_a_move_or_from_after_i
     other, position_after = saved_with_other_weights(), Outputs.position_after
     with iter(loader()) as batches, iter(loader()) as resumed:
         values(batches, 4)
-        acts = [
-            {"skip": lambda: batches.skip(3), "reweight": lambda: change_weights(batches, state=None)}.get(
-                act, lambda: change_weights(batches, state=other)
-            )
-        ]
+        moves: dict[str, Callable[[], object]] = {
+            "skip": lambda: batches.skip(3),
+            "reweight": lambda: change_weights(batches, state=None),
+            "set_state": lambda: change_weights(batches, state=other),
+        }
+        acts = [moves[act]]
 
         def moves_meanwhile(outputs: Outputs, row: int) -> Any:
             if acts:

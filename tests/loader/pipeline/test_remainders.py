@@ -105,7 +105,7 @@ def test_states_are_the_same_in_every_plan(name: str) -> None:
         for is_dense in (True, False):
             with iter(dataset) as iterator:
                 if not is_dense:
-                    iterator._use_sparse(iterator._state())  # type: ignore[attr-defined]
+                    iterator._use_sparse(iterator._state())
                 states.append([iterator.get_state()])
                 for _ in iterator:
                     states[-1].append(iterator.get_state())
