@@ -148,6 +148,7 @@ class AutoEngine(Engine):
         """Adds a request that has ended now. Moves, starts or ends workers if the choice has changed."""
         if not self._windows.have_begun:
             # The first outputs are late, because nothing was ready, and user code loads what it needs.
+            self._scheduling = scheduling_of_threads()
             self._begin_window(now)
             return
         window = self._windows.add(now, request)

@@ -268,20 +268,22 @@ def test_the_work_of_workers_is_measured_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_sleepers_are_judged_once_their_delays_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that lacks cores looks as if it waited: the first window decides nothing."""
+    """A process that lacks cores looks as if it waited, so a window decides nothing if they were not read before it."""
     recorded: list[Window] = []
     move_as(monkeypatch, lambda _, window: recorded.append(window))
     moment = threading.Event()
     with auto(lambda _: moment.wait(0.002), read_options=millstream.ReadOptions(0)) as loader:
         assert len(batches(loader)) == len(EXPECTED)
-        # Nor do the first outputs.
-        assert len(recorded) == len(EXPECTED) - 2
+        # The first outputs are late, and decide nothing either.
+        assert len(recorded) == len(EXPECTED) - 1
         with iter(loader) as iterator:
             next(iterator)
             # Reading the delays takes long: it is left out if they do not matter.
-            computing = Window(1.0, 10, 0.9, 0.8)
-            assert executor_of(iterator)._with_delays(computing) == computing
-            assert executor_of(iterator)._scheduling is None
+            engine, waiting, computing = executor_of(iterator), Window(1.0, 10, 0.9, 0.1), Window(1.0, 10, 0.9, 0.8)
+            assert engine._with_delays(waiting) is not None
+            assert engine._with_delays(computing) == computing
+            assert engine._scheduling is None
+            assert engine._with_delays(waiting) is None
 
 
 def test_more_threads_read_if_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
