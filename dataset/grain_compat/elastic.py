@@ -115,9 +115,9 @@ class ElasticIterator(EngineIterator):
         """Returns the number of batches left; of an endless dataset, about `sys.maxsize // global_batch_size`."""
         return len(self._dataset) // self._global_batch - self._inner.step
 
-    def _position_here(self) -> SavedPosition:
-        """Returns the position, which is the same on all shards."""
-        step = self._inner.step
+    def position(self, back: int = 0) -> SavedPosition:
+        """Returns the position before the last `back` elements, which is the same on all shards."""
+        step = self._inner.step - back
         return SavedPosition((_KIND, step, step * self._global_batch, self._identity, self._content))
 
     def _move_to(self, position: Any, stream: Stream | None = None) -> None:

@@ -5,12 +5,14 @@ The sparse plan drops missing elements first, and therefore regroups. Both yield
 an iterator may begin with the dense plan and change to the sparse one at any position. States are the same for both.
 """
 
+import abc
 import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.dataset.iterators.chain_positions import check_resumable, fingerprint_number
 from millstream.dataset.iterators.dataset_iterator import CLOSED, SavingIterator
+from millstream.dataset.iterators.inputs import Input
 from millstream.dataset.iterators.running import FixedChain, Running
 from millstream.dataset.nodes.element_nodes import Batched
 from millstream.loader import reporting
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
     from millstream.loader.reporting.preview import Trace
 
 
-class EngineIterator(SavingIterator[Any]):
-    """An iterator whose elements come from a loader's iterator."""
+class EngineIterator(SavingIterator[Any], Input):
+    """An iterator whose elements come from a loader's iterator, and which joins and operations take them from."""
 
     _execution: Execution
     _inner: DataLoaderIterator
@@ -40,7 +42,7 @@ class EngineIterator(SavingIterator[Any]):
     """True if elements may be missing before its position, because `seek` has counted positions."""
 
     @property
-    def step(self) -> int:
+    def step(self) -> int:  # type: ignore[override]  # it is read only
         """The number of elements yielded since the beginning of the stream."""
         return self._inner.step
 
@@ -104,7 +106,7 @@ class EngineIterator(SavingIterator[Any]):
         """Returns the number of elements that were fetched and not taken."""
         return self._inner.num_ready()
 
-    def fetch(self) -> Lack | None:
+    def fetch(self, limit: int) -> Lack | None:  # noqa: ARG002  (the engine knows better)
         """Fetches elements if all were taken, and waits for none. Returns the reason if there are none."""
         self._check_open()
         try:
@@ -122,11 +124,16 @@ class EngineIterator(SavingIterator[Any]):
         return self._inner.take_elements(count)
 
     def _position_here(self) -> SavedPosition:
-        return self.position_before(0)
+        return self.position()
 
-    def position_before(self, back: int) -> SavedPosition:
-        """Returns the position before the last `back` elements, which were fetched together."""
-        raise NotImplementedError
+    @abc.abstractmethod
+    def position(self, back: int = 0) -> SavedPosition: ...
+
+    def move(self, position: Any) -> None:
+        self._move_to(position)
+
+    def insights(self) -> list[Insight]:
+        return [self.insight]
 
     def start_prefetch(self) -> None:
         self._check_open()
@@ -239,7 +246,7 @@ class ReadIterator(EngineIterator):
     def _num_skips(self) -> int:
         return len(self._sparse_plan.beginning[0].skip)
 
-    def position_before(self, back: int) -> SavedPosition:
+    def position(self, back: int = 0) -> SavedPosition:
         known_step, known = self._known
         if known_step == self._inner.num_outputs - back:
             # A join saves the positions of all streams below, of which few have moved.

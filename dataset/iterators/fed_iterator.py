@@ -11,7 +11,7 @@ import numpy as np
 from millstream.core.signals import interrupts
 from millstream.dataset.iterators.chain_iterator import EngineIterator
 from millstream.dataset.iterators.chain_positions import check_resumable, fingerprint_number
-from millstream.dataset.iterators.inputs import ChainInput, Input, insights_below
+from millstream.dataset.iterators.inputs import Input, insights_below
 from millstream.dataset.iterators.running import FixedChain, Running
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.errors import CheckpointError
@@ -94,7 +94,7 @@ class FedIterator(EngineIterator):
     def _described(self) -> Stream:  # type: ignore[override]  # it is read only
         return self.description
 
-    def position_before(self, back: int) -> SavedPosition:
+    def position(self, back: int = 0) -> SavedPosition:
         """Returns an earlier position of the stream, and the progress of the operations since then."""
         # Before the position, which another thread may move on: those before an earlier one may then be gone.
         kept = self._feed.kept()
@@ -159,7 +159,7 @@ class Drawing:
         # The elements that were drawn for a call that lacks further ones.
         self._runs: list[Any] = []
         self.num_drawn = 0
-        self._chain = stream.iterator if isinstance(stream, ChainInput) else None
+        self._chain = stream if isinstance(stream, EngineIterator) else None
         # Random draws depend on the origins of the elements of a chain.
         self._take = stream.take if self._chain is None else self._chain.take_elements
 

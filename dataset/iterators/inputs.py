@@ -21,7 +21,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from millstream.dataset.iterators.chain_iterator import EngineIterator
 from millstream.dataset.iterators.dataset_iterator import (
     DatasetIterator,
     call_if_possible,
@@ -125,64 +124,9 @@ class Input(abc.ABC):
         return iter(())
 
 
-class IteratorInput(Input):
-    """The elements of an iterator."""
-
-    iterator: DatasetIterator[Any]
-
-    @property
-    def step(self) -> int:  # type: ignore[override]  # it is read only
-        return getattr(self.iterator, "step", 0)
-
-    @property
-    def class_name(self) -> str:
-        return self.iterator._class_name  # noqa: SLF001  (of every iterator)
-
-    def move(self, position: Any) -> None:
-        move_to(self.iterator, position)
-
-    def insights(self) -> list[Insight]:
-        return insights_of(self.iterator)
-
-    def start_prefetch(self) -> None:
-        call_if_possible(self.iterator, "start_prefetch")
-
-    def prepare_to_move(self) -> None:
-        call_if_possible(self.iterator, "prepare_to_move")
-
-    def close(self) -> None:
-        self.is_closed = True
-        call_if_possible(self.iterator, "close")
-
-
 @final
-class ChainInput(IteratorInput):
-    """The elements of a chain that an engine runs."""
-
-    iterator: EngineIterator
-
-    def __init__(self, iterator: EngineIterator) -> None:
-        self.iterator = iterator
-
-    def num_ready(self) -> int:
-        return self.iterator.num_ready()
-
-    def fetch(self, limit: int) -> Lack | None:  # noqa: ARG002  (the engine knows better)
-        return self.iterator.fetch()
-
-    def take(self, count: int) -> list[Any]:
-        return self.iterator.take(count)
-
-    def position(self, back: int = 0) -> Any:
-        return self.iterator.position_before(back)
-
-    def for_operations(self) -> None:
-        self.iterator.for_operations()
-
-
-@final
-class OwnInput(IteratorInput):
-    """The elements of any other iterator. It is at its last element, so only one is fetched at a time.
+class OwnInput(Input):
+    """The elements of an iterator of any class. It is at its last element, so only one is fetched at a time.
 
     For operations, it fetches as many as are due.
     """
@@ -198,6 +142,14 @@ class OwnInput(IteratorInput):
         # True if no element follows them, and the error in place of the next one, if any.
         self._is_over = False
         self._error: BaseException | None = None
+
+    @property
+    def step(self) -> int:  # type: ignore[override]  # it is read only
+        return getattr(self.iterator, "step", 0)
+
+    @property
+    def class_name(self) -> str:
+        return self.iterator._class_name  # noqa: SLF001  (of every iterator)
 
     @property
     def watches_itself(self) -> bool:  # type: ignore[override]
@@ -238,17 +190,28 @@ class OwnInput(IteratorInput):
 
     def move(self, position: Any) -> None:
         self._forget()
-        super().move(position)
+        move_to(self.iterator, position)
 
     def for_operations(self) -> None:
         self._fetches_runs = True
 
+    def insights(self) -> list[Insight]:
+        return insights_of(self.iterator)
+
+    def start_prefetch(self) -> None:
+        call_if_possible(self.iterator, "start_prefetch")
+
+    def prepare_to_move(self) -> None:
+        call_if_possible(self.iterator, "prepare_to_move")
+
+    def close(self) -> None:
+        self.is_closed = True
+        call_if_possible(self.iterator, "close")
+
 
 def input_of(stream: Any) -> Input:
     """Returns the input of a stream that was opened."""
-    if isinstance(stream, Input):
-        return stream
-    return ChainInput(stream) if isinstance(stream, EngineIterator) else OwnInput(stream)
+    return stream if isinstance(stream, Input) else OwnInput(stream)
 
 
 class JoinedInput(Input):

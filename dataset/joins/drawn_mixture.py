@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from millstream.core.signals import interrupts
 from millstream.dataset.iterators.chain_iterator import ReadIterator
-from millstream.dataset.iterators.inputs import ChainInput, Input, JoinedInput
+from millstream.dataset.iterators.inputs import Input, JoinedInput
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import (
     SavedPosition,
@@ -75,7 +75,7 @@ class MixedInputs(JoinedInput):
     def __init__(self, inputs: Sequence[Input], mixing: Mixing, *, is_named: bool) -> None:
         super().__init__(inputs)
         # The iterators of straight chains; None for other inputs.
-        self._chains = [_chain_of(one) for one in inputs]
+        self._chains = [one if isinstance(one, ReadIterator) else None for one in inputs]
         self._names = mixing.names if is_named else None
         # An input that a state does not name begins again.
         beginnings = [one.position() for one in inputs] if is_named else []
@@ -196,11 +196,6 @@ class MixedInputs(JoinedInput):
             one.move(own)
         self.step, self._ended, self._due, self._ready = step, ended, np.empty(0, np.int64), 0
         self.is_prefetching = False
-
-
-def _chain_of(one: Input) -> ReadIterator | None:
-    chain = one.iterator if isinstance(one, ChainInput) else None
-    return chain if isinstance(chain, ReadIterator) else None
 
 
 def ready_of(due: NDArray[Any], ready_of_input: Callable[[int, int], tuple[int, bool]]) -> int:

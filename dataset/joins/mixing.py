@@ -236,9 +236,9 @@ class MixtureIterator(EngineIterator):
     def _described(self) -> Stream:  # type: ignore[override]  # it is read only
         return self._fed.description
 
-    def position_before(self, back: int) -> SavedPosition:
+    def position(self, back: int = 0) -> SavedPosition:
         if not self._is_random:
-            return self._fed.position_before(back)
+            return self._fed.position(back)
         position, step = self._inner.position_and_step(back)
         if (position, step) == self._known[0]:
             return self._known[1]

@@ -2,12 +2,13 @@
 
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from millstream import CheckpointError, MapDataset, MultiprocessingOptions, ShardOptions
+from millstream import CheckpointError, IterDataset, MapDataset, MultiprocessingOptions, ShardOptions
 from millstream.experimental import ElasticIterator, ZipMapDataset
 
 GLOBAL = 12
@@ -128,3 +129,22 @@ def test_shards_of_a_mixture_read_all_its_datasets(mixture: str, caplog: pytest.
         for proportional in (dataset[3:50], dataset.shuffle(seed=1)[::4], dataset.batch(2)[1::2], dataset[::3]):
             assert len(proportional)
         assert not caplog.records
+
+
+class Elastic(IterDataset[Any]):
+    """The batches of a shard as a dataset."""
+
+    def __iter__(self) -> Any:
+        return ElasticIterator(MapDataset.range(24), 4, ShardOptions(0, 1))
+
+
+@pytest.mark.parametrize("above", [lambda one: one.zip(one), lambda one: one.map(np.negative)], ids=["zip", "map"])
+def test_other_datasets_draw_from_a_shard_and_resume(above: Callable[[Any], IterDataset[Any]]) -> None:
+    """Joins and operations save its position, and go on from there."""
+    with iter(above(Elastic())) as iterator:
+        first, state = next(iterator), iterator.get_state()
+        rest = list(iterator)
+        iterator.set_state(state)
+        np.testing.assert_array_equal(list(iterator), rest)
+    assert len(rest) == 5
+    assert np.min(np.abs(rest)) == 4 == 1 + np.max(np.abs(first))
