@@ -255,7 +255,7 @@ class ReadIterator(EngineIterator):
         if self._execution.plan.one_to_one:
             position = self.position_after(step)
         else:
-            position = self._saved(step, _cursor_at_end(saved_cursor(cursor, self._execution.plan), self._dense_end))
+            position = self._saved(step, self._at_end(saved_cursor(cursor, self._execution.plan)))
         self._known = step, position
         return position
 
@@ -360,9 +360,16 @@ class ReadIterator(EngineIterator):
     def _with_skip(self, state: LoaderState, stream: Stream, num_skips: int) -> LoaderState:
         """Returns a state as one of another stream. Between blocks of the dense plan, nothing is skipped."""
         (cursor,) = state.cursors
-        moved = _cursor_at_end(cursor, self._dense_end)
-        moved = cursor._replace(skip=(0,) * num_skips) if self._is_dense else moved
+        moved = cursor._replace(skip=(0,) * num_skips) if self._is_dense else self._at_end(cursor)
         return state._replace(cursors=(moved,), stream=stream)
+
+    def _at_end(self, cursor: SavedCursor) -> SavedCursor:
+        """Returns a cursor of a sparse plan; after a short last batch that of a dense plan, with nothing to skip."""
+        if not cursor.is_final or any(cursor.skip[1:]) or self._dense_end is None:
+            return cursor
+        length, num_used = self._dense_end
+        is_at_end = cursor.position + cursor.skip[0] == num_used
+        return SavedCursor(length, (0,) * len(cursor.skip), is_final=True) if is_at_end else cursor
 
     def _use_sparse(self, saved: LoaderState) -> None:
         """Changes to the sparse plan at a position of this stream. This iterator changes only when that succeeds."""
@@ -381,15 +388,3 @@ class ReadIterator(EngineIterator):
             raise missing
         self._check_not_sought(missing)
         self._use_sparse(self._state())
-
-
-def _cursor_at_end(cursor: SavedCursor, end: tuple[int, int] | None) -> SavedCursor:
-    """Returns a cursor of a sparse plan; after a short last batch that of a dense plan, with nothing left to skip.
-
-    `end` is that of the dense plan (see `_dense_end`).
-    """
-    if end is None or not cursor.is_final or any(cursor.skip[1:]):
-        return cursor
-    length, num_used = end
-    is_at_end = cursor.position + cursor.skip[0] == num_used
-    return SavedCursor(length, (0,) * len(cursor.skip), is_final=True) if is_at_end else cursor

@@ -87,7 +87,6 @@ class Plan:
         waits_for_calls: True if a call returns complete batches, not packed ones. The consumer of the first one waits
             for all, so a call of several must be short.
         errors: the records that failed in all passes of this process; None if the first error is raised.
-        num_in_a_row: the number of records that may not fail in a row if errors are skipped.
         beginning: the position before the first output.
         yields_held_memory: True if outputs may contain arrays that the source holds, and nothing stacks them.
         gathers_first: True if stage 0 gathers elements, so that an output of it is made of complete blocks.
@@ -121,7 +120,6 @@ class Plan:
             groupings = [stage.grouping for stage in self.stages if stage.grouping is not None]
             drops = not all(grouping.keeps_remainder for grouping in groupings)
             self.errors = ErrorLog(tolerance, drops_remainder=drops)
-        self.num_in_a_row = all_in_a_row(len(source), pipeline.order)
         local = [stage.has_local_steps for stage in self.stages]
         self.num_remote_stages = local.index(True) if any(local) else len(local)
         first = self.stages[0]
@@ -205,6 +203,11 @@ class Plan:
         """The label of the first operation that is not 1:1, so that outputs depend on the records; "" without one."""
         number = first_dynamic(self.pipeline.operations)
         return "" if number is None else self.pipeline.labels[number]
+
+    @functools.cached_property
+    def num_in_a_row(self) -> int:
+        """The number of records that may not fail in a row if errors are skipped."""
+        return all_in_a_row(len(self.pipeline.source), self.pipeline.order)
 
     @functools.cached_property
     def blocks_per_epoch(self) -> int:

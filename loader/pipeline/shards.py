@@ -68,7 +68,7 @@ class Partition:
     tail_rule: Tail
     tail_limit: int | None = None
 
-    @property
+    @functools.cached_property
     def global_block(self) -> int:
         return self.block * self.shard.shard_count
 
@@ -97,7 +97,7 @@ class Partition:
         is_in_shard = self.tail.start // self.block % self.shard.shard_count == self.shard.shard_index
         return len(self.tail) if is_in_shard or self.tail_rule is not Tail.PADDED else 0
 
-    @property
+    @functools.cached_property
     def num_blocks(self) -> int | None:
         return None if self.complete_blocks is None else self.complete_blocks + bool(self.tail)
 

@@ -41,7 +41,7 @@ class Stage(NamedTuple):
         divides_units: True if an output of the grouping may become no output of the stage, or several. A position then
             has two numbers for this stage: the consumed size of the group, and the outputs of the next unit.
         num_remote_steps: the number of steps before the first local operation (see `Pipeline.num_local`).
-        splits: True if an element may become several outputs.
+        splits: True if a group may become more outputs than it has; not known of stage 0 (see `LogicalShard`).
         runs_user_code: True if the stage does more than copy elements. Otherwise the consumer runs it, because sending
             the elements to a worker would take longer.
     """
@@ -145,7 +145,7 @@ class _Uncompiled:
             filters=self.filters,
             unit=unit,
             divides_units=divides_units,
-            splits=may_split(operations),
+            splits=not self.is_first and may_split(operations),
             runs_user_code=self.is_first or len(operations) > 1 or not _only_copies(operations[0]),
         )
 
@@ -250,7 +250,7 @@ class LogicalShard(NamedTuple):
         block_limit: the number of blocks that can be requested: num_blocks, but no positions from 2**63 on.
         one_to_one: True if output k is block k: no operation drops, splits or regroups elements.
         tail_grows: True if the outputs of the tail are the first outputs of this block in a longer order.
-        splits: True if an element of stage 0 may become several outputs.
+        splits: True if an element of stage 0 may become several elements of a later stage.
         locator: the locator for lookups by people, which take no time of the pipeline.
         first_batches: the Batches of stage 0.
     """
@@ -277,7 +277,7 @@ class LogicalShard(NamedTuple):
             tail_rule=tail_rule(pipeline.operations, shard),
         )
         tail_records = _tail_records(partition.tail_share, first_batches)
-        if partition.tail_rule is not Tail.PADDED:
+        if partition.tail_rule is not Tail.PADDED and tail_records < len(partition.tail):
             # What batches drop is not read.
             partition = dataclasses.replace(partition, tail_limit=tail_records)
         return cls(
@@ -288,7 +288,7 @@ class LogicalShard(NamedTuple):
             block_limit=partition.block_limit,
             one_to_one=one_to_one,
             tail_grows=not one_to_one and not first_batches and shard.shard_count == 1,
-            splits=may_split(stages[0]),
+            splits=len(stages) > 1 and may_split(stages[0]),
             locator=Locator(pipeline.order, partition, len(pipeline.logical_shards)),
             first_batches=first_batches,
         )

@@ -108,10 +108,11 @@ class Branch:
             if stage.grouping is not None:
                 self._add_lane(stage, cursor, first)
             first = stop
-        if isinstance(self.leaf, BlockLeaf) and self.lanes and (needed := self._needed_blocks(cursor)) is not None:
-            # Records of a remainder that a Batch drops are not read.
+        # The leaf, while blocks of a remainder that a Batch drops are held back.
+        self._held_back: BlockLeaf | None = None
+        if self.lanes and isinstance(self.leaf, BlockLeaf) and (needed := self._needed_blocks(cursor)) is not None:
             self.leaf.hold_back(needed)
-            self.may_read = not self.leaf.has_ended
+            self.may_read, self._held_back = not self.leaf.has_ended, self.leaf
         self._empty_epochs: EmptyEpochs | None = None
         self._windows: FilterWindows | None = None
         if any(stage.filters for stage in plan.stages):
@@ -162,12 +163,11 @@ class Branch:
             self._empty_epochs.record(call.stage, call.num_blocks, len(outputs.values))
         if self._windows is not None and isinstance(call, BlockCall):
             self._windows.check(outputs, call.stop)
-        num_full = call.num_blocks if self.shard.first_batches else call.num_records
-        if call.stage == 0 and outputs.error is None and len(outputs.values) < num_full:
-            self._release()
+        if self._held_back is not None and call.stage == 0 and outputs.error is None:
+            self._release_if_short(self._held_back, call, outputs)
 
-    def _release(self) -> None:
-        """Lets the blocks that were held back be read, because elements were dropped: theirs may fill the batches."""
-        if isinstance(self.leaf, BlockLeaf):
-            self.leaf.release()
-            self.may_read = not self.leaf.has_ended
+    def _release_if_short(self, leaf: BlockLeaf, call: Call, outputs: Outputs) -> None:
+        """Lets the blocks that were held back be read if elements were dropped, because theirs may fill the batches."""
+        if len(outputs.values) < (call.num_blocks if self.shard.first_batches else call.num_records):
+            leaf.release()
+            self.may_read, self._held_back = not leaf.has_ended, None
