@@ -113,7 +113,7 @@ class RunningIterator(Measured, Lineage, Exclusive):
         """Moves to the position of a state that was read."""
         from millstream.loader.checkpoints import compatibility  # noqa: PLC0415  (lazy: only resuming needs it)
 
-        run = saved.run or Run.beginning(saved.stream.global_batch)
+        run = self._completed(saved.run or Run.beginning(saved.stream.global_batch))
         source = self._changed(run.changes)
         here = self.loader_state()._replace(stream=source[1])
         found = compatibility.resumption(saved, here, allow, strict=strict)
@@ -231,8 +231,21 @@ class RunningIterator(Measured, Lineage, Exclusive):
                 f"The state has weights of a mixture that were set at run time, and the sampler here is a "
                 f"{type(base.pipeline.sampler).__name__}. Build the loader as it was when the state was saved."
             )
-        execution = base.with_changes(json.dumps(changes))
+        try:
+            execution = base.with_changes(json.dumps(changes))
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"The state has weights of a mixture that were set at run time, and not of the one here: {error}"
+            ) from error
         return execution, stream_of(execution.plan, fingerprint_of_pipeline(execution.pipeline, beginning.declared))
+
+    def _completed(self, run: Run) -> Run:
+        """Returns the history of a state with the weight 0 for components that the program has added since."""
+        added = dict.fromkeys(getattr(self._beginning.execution.pipeline.sampler, "names", ()), 0)
+        completed = [
+            (start, added | weights if isinstance(weights, dict) else weights) for start, weights in run.changes
+        ]
+        return dataclasses.replace(run, changes=tuple(completed))
 
     def records_between(self, first: int, stop: int) -> int:
         """Returns the number of records in the batches of the steps [first, stop) of a 1:1 pipeline; 0 for any other.

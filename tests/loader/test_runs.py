@@ -231,6 +231,29 @@ def test_weights_set_at_run_time_hold_from_the_next_batch_on(wrap: Callable[[Any
             plain.set_state(state)
 
 
+def test_weights_set_at_run_time_are_those_of_the_components_that_there_were() -> None:
+    """A state resumes in a program that has added a component of weight 0, and not in one with other components."""
+
+    def loader_of(**sources: Any) -> Any:
+        weights = {name: int(name != "new") for name in sources}
+        return millstream.load(sources, weights=weights, shuffle=True, seed=0, batch_size=4, read_options=INLINE)
+
+    with iter(loader_of(**SOURCES)) as batches, iter(loader_of(**SOURCES, new=[1, 2])) as grown:
+        values(batches, 1)
+        batches.reweight({"a": 3, "b": 1})
+        values(batches, 1)
+        state = batches.get_state()
+        grown.set_state(state)
+        assert values(grown, 3) == values(batches, 3)
+        grown.set_state(grown.get_state())
+        assert values(grown, 3) == values(batches, 3)
+    with (
+        iter(loader_of(a=SOURCES["a"], other=SOURCES["b"])) as other,
+        pytest.raises(CheckpointError, match="not of the one here: weights must name exactly the components"),
+    ):
+        other.set_state(state)
+
+
 def saved_with_other_weights() -> bytes:
     """Returns a state of `loader()` after three batches with the weights of the program."""
     with iter(loader()) as batches:
