@@ -95,13 +95,20 @@ def load_callable(name: str, argument: str) -> Callable[..., Any]:
         raise ValueError(f"{argument}, got {name!r}.")
     if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
-    found: Callable[..., Any] | None = None
     try:
-        found = getattr(importlib.import_module(module), attribute, None)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         # Otherwise, something that the module imports is missing.
         if not f"{module}.".startswith(f"{error.name}."):
             raise
-    if found is None or not callable(found):
-        raise ValueError(f"{argument}, but {name!r} cannot be imported or is not a function.")
-    return found
+        raise ValueError(
+            f"{argument}, but {name!r} cannot be imported: there is no module {error.name!r} in this folder, in "
+            "PYTHONPATH or installed."
+        ) from None
+    found: Any = getattr(imported, attribute, None)
+    if not callable(found):
+        problem = f"is of type {type(found).__name__}, and no function" if found is not None else "is not in it"
+        text = f"{argument}, but {name!r} cannot be imported: {attribute!r} {problem} ({imported.__file__})."
+        raise ValueError(text)  # noqa: TRY004  (it is the text of the argument that is wrong)
+    function: Callable[..., Any] = found
+    return function

@@ -111,16 +111,24 @@ def token_encoding(record: Any, feature: str | None, dtype: Any) -> Encoding:
         if len(record) != 1:
             raise ValueError(f"feature must be one of {', '.join(map(repr, record))}, the entry that holds the tokens.")
         (feature,) = record
-    if dtype is None and isinstance(tokens := record if feature is None else record[feature], np.ndarray):
-        dtype = tokens.dtype
+    if dtype is None:
+        tokens = record.get(feature) if isinstance(record, Mapping) else record
+        if isinstance(tokens, np.ndarray):
+            dtype = tokens.dtype
+        else:
+            # Texts, too, have no dtype: that is not what is wrong with them.
+            try:
+                Encoding(TOKENS, feature, "<i8").encode(record)
+            except TypeError as error:
+                raise ValueError(f"Cannot write the first record as tokens: {error}.") from error
     try:
         name = "None" if dtype is None else np.dtype(dtype).name
     except TypeError:
         name = str(dtype)
     if name not in _TOKEN_DTYPES:
         raise ValueError(
-            f"dtype must be the dtype of the tokens in the file, one of {', '.join(_TOKEN_DTYPES)}, got {name}. Use "
-            "uint16 for a vocabulary of up to 65,536 tokens, else int32."
+            f"dtype must be the dtype of the tokens in the file, one of {', '.join(_TOKEN_DTYPES)}, got {name}. Pass "
+            "--dtype=uint16 (dtype='uint16') for a vocabulary of up to 65,536 tokens, else int32."
         )
     return Encoding(TOKENS, feature, _TOKEN_DTYPES[name])
 

@@ -270,6 +270,8 @@ def test_chains_are_converted_as_their_elements_come(tmp_path: Path) -> None:
         ([[70_000]], "a.bin", {"dtype": "uint16"}, "Cannot write record 0 .* token 70000 exceeds the range of uint16"),
         ([np.array([-1])], "a.bin", {"dtype": "uint8"}, "token -1 exceeds the range"),
         (["text"], "a.bin", {"dtype": "uint16"}, "Tokenize the text in a Map first"),
+        (["text"], "a.bin", {}, "the first record as tokens: .* Tokenize the text in a Map first"),
+        ([{"a": [1]}], "a.bin", {"feature": "b"}, "the first record as tokens: it is not a dict with an entry 'b'"),
         ([{"a": [1], "b": [2]}], "a.bin", {"dtype": "uint16"}, "feature must be one of 'a', 'b'"),
         ([{"a": [1]}], "a.bin", {"dtype": "uint16", "feature": "b"}, "it is not a dict with an entry 'b'"),
         ([np.zeros(1)], "a.bin", {}, "got float64"),
@@ -509,6 +511,14 @@ def test_a_damaged_record_ends_it_with_file_and_record(tmp_path: Path) -> None:
         *(
             (["a.txt", "b.bin", f"--map={name}"], "--map must be MODULE:FUNCTION")
             for name in ("tokenizer", "absent:tokenize", "json:absent", "json:__doc__")
+        ),
+        *(
+            (["a.txt", "b.bin", f"--map={name}"], f"{name!r} cannot be imported: {cause}")
+            for name, cause in (
+                ("absent:tokenize", "there is no module 'absent'"),
+                ("json:absent", "'absent' is not in it ("),
+                ("json:__doc__", "'__doc__' is of type str, and no function ("),
+            )
         ),
     ],
 )
