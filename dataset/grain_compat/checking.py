@@ -3,11 +3,10 @@
 import dataclasses
 import functools
 import json
-import numbers
 import sys
 from typing import Any, SupportsIndex
 
-from millstream.core.checks import as_integer, as_integer_or_none
+from millstream.core.checks import as_integer, as_integer_or_none, as_positive
 from millstream.core.randomness import as_seed
 from millstream.dataset.opening import opened
 from millstream.dataset.stream_steps import as_stream, step_of
@@ -115,12 +114,7 @@ def pick_performance_config(
         >>> settings.multiprocessing_options.num_workers, settings.read_options.prefetch_buffer_size
         (1, 32)
     """
-    if isinstance(ram_budget_mb, bool) or not isinstance(ram_budget_mb, numbers.Real):
-        raise TypeError(
-            f"ram_budget_mb must be a number, got {ram_budget_mb!r} of type {type(ram_budget_mb).__name__}."
-        )
-    if not ram_budget_mb > 0:
-        raise ValueError(f"ram_budget_mb must be above 0, got {ram_budget_mb!r}.")
+    budget_mb = as_positive(ram_budget_mb, "ram_budget_mb")
     samples = as_integer(samples_to_check, "samples_to_check", minimum=1)
     worker_limit = as_integer_or_none(max_workers, "max_workers")
     buffer_limit = as_integer_or_none(max_buffer_size, "max_buffer_size") or MAX_BUFFERED
@@ -128,7 +122,7 @@ def pick_performance_config(
         sizes = [num_bytes([element]) for element, _ in zip(iterator, range(samples), strict=False)]
     if not sizes:
         raise ValueError("The dataset yields nothing, so nothing can be measured.")
-    fitting = int(min(ram_budget_mb * (1 << 20), sys.maxsize) // max(1, *sizes))
+    fitting = int(min(budget_mb * (1 << 20), sys.maxsize) // max(1, *sizes))
     # Each worker has an element in work and one that is ready.
     workers = max(1, min(fitting // 2, available_cores(), worker_limit or available_cores()))
     buffered = max(1, min(fitting, buffer_limit))

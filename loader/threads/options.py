@@ -12,7 +12,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterator
 
-from millstream.core.checks import as_flag, as_integer, as_integer_or_none, as_seconds, named_fields
+from millstream.core.checks import as_flag, as_integer, as_integer_or_none, as_positive, named_fields
 
 
 def available_cores() -> int:
@@ -128,7 +128,9 @@ class MultiprocessingOptions:
         object.__setattr__(
             self, "per_worker_buffer_size", as_integer(self.per_worker_buffer_size, "per_worker_buffer_size", 1)
         )
-        object.__setattr__(self, "stall_timeout", as_seconds(self.stall_timeout, "stall_timeout"))
+        object.__setattr__(
+            self, "stall_timeout", as_positive(self.stall_timeout, "stall_timeout", "a number of seconds")
+        )
         object.__setattr__(self, "enable_profiling", as_flag(self.enable_profiling, "enable_profiling"))
         object.__setattr__(self, "chooses_workers", as_flag(self.chooses_workers, "chooses_workers"))
         if self.chooses_workers and self.num_workers:

@@ -69,12 +69,12 @@ def _field_names(kind: type) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 
 
-def as_seconds(value: object, name: str) -> float:
-    """Returns a positive number of seconds as a float. Infinity is allowed."""
+def as_positive(value: object, name: str, what: str = "a number") -> float:
+    """Returns a positive number as a float. Infinity is allowed."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise TypeError(f"{name} must be a number of seconds, got {value!r} of type {type(value).__name__}.")
+        raise TypeError(f"{name} must be {what}, got {value!r} of type {type(value).__name__}.")
     if not value > 0:
-        raise ValueError(f"{name} must be a number of seconds above 0, got {value!r}.")
+        raise ValueError(f"{name} must be {what} above 0, got {value!r}.")
     return float(value)
 
 
