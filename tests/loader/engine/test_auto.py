@@ -284,6 +284,10 @@ def test_sleepers_are_judged_once_their_delays_are_known(monkeypatch: pytest.Mon
             assert engine._with_delays(computing) == computing
             assert engine._scheduling is None
             assert engine._with_delays(waiting) is None
+            engine._scheduling = None
+            for num_recorded in (len(recorded), len(recorded) + 1):
+                next(iterator)
+                assert len(recorded) == num_recorded
 
 
 def test_more_threads_read_if_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
