@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import millstream
-from millstream.core.checks import as_flag, as_integer, as_seconds, named_arguments
+from millstream.core.checks import as_flag, as_integer, as_positive, named_arguments
 from millstream.transforms import Batch, FlatMap
 
 
@@ -20,7 +20,7 @@ from millstream.transforms import Batch, FlatMap
         *((as_integer, value, 3) for value in (3, np.int64(3), np.uint8(3))),
         (as_flag, True, True),
         (as_flag, np.False_, False),
-        *((as_seconds, value, float(value)) for value in (1, 0.5, np.float32(2), float("inf"))),
+        *((as_positive, value, float(value)) for value in (1, 0.5, np.float32(2), float("inf"))),
     ],
 )
 def test_values_of_numpy_become_plain_ones(check: Callable[..., Any], value: Any, expected: Any) -> None:
@@ -38,8 +38,8 @@ def test_values_of_numpy_become_plain_ones(check: Callable[..., Any], value: Any
         ),
         (functools.partial(as_integer, minimum=1), 0, ValueError, "must be at least 1, got 0"),
         *((as_flag, value, TypeError, f"must be True or False, got {value!r} of") for value in (1, 0, "no", None)),
-        *((as_seconds, value, ValueError, "must be a number of seconds") for value in (0, float("nan"))),
-        *((as_seconds, value, TypeError, "must be a number of seconds") for value in ("1", True)),
+        *((as_positive, value, ValueError, "must be a number above 0") for value in (0, float("nan"))),
+        *((as_positive, value, TypeError, "must be a number, got") for value in ("1", True)),
     ],
 )
 def test_other_values_are_refused(check: Callable[..., Any], value: Any, error: type[Exception], rule: str) -> None:
