@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, final
 
+from millstream.core.signals import interrupts
 from millstream.dataset.iterators.dataset_iterator import (
     DatasetIterator,
     call_if_possible,
@@ -31,7 +32,7 @@ from millstream.dataset.iterators.dataset_iterator import (
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.loader import reporting
 from millstream.loader.measuring import FED_CHAIN, Profiler
-from millstream.loader.pipeline.elements import END, Lack
+from millstream.loader.pipeline.elements import END, Lack, add_note
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -239,6 +240,19 @@ class JoinedInput(Input):
         self.is_prefetching = True
         for one in self.open_inputs():
             one.start_prefetch()
+
+    def fetch_from(self, one: Input, limit: int, name: Any) -> Lack | None:
+        """Fetches elements of an input. An error gets a note with its name."""
+        try:
+            return one.fetch(limit)
+        except Exception as error:
+            self.locate(error, name)
+            raise
+
+    def locate(self, error: BaseException, name: Any) -> None:
+        """Adds a note to an error of an input: which of several has raised it."""
+        if not interrupts(error):
+            add_note(error, f"millstream: in dataset {name!r} of {self.class_name}.")
 
     def read_together(self) -> None:
         """Starts prefetching in all inputs before the first of them is waited for."""

@@ -115,9 +115,11 @@ class MixedInputs(JoinedInput):
         due = self._inputs_due(self._window.limited(limit))
         number = int(due[0])
         first = self.inputs[number]
-        if not first.num_ready() and (lack := first.fetch(due.tolist().count(number))) is not None:
-            self._ended = lack is END
-            return lack
+        if not first.num_ready():
+            lack = self.fetch_from(first, due.tolist().count(number), self._mixing.names[number])
+            if lack is not None:
+                self._ended = lack is END
+                return lack
         self._ready = ready_of(due, self._num_ready_of)
         self._window.record(self._ready)
         return None
@@ -377,6 +379,7 @@ class ExhaustingMixture(JoinedInput):
             if first.error is None:
                 return END
             error, first.error = first.error, None
+            self.locate(error, self._mixing.names[int(due[0])])
             raise error
         self._ready = ready_of(due, self._num_ready_of)
         self._window.record(self._ready)

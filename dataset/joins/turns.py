@@ -96,7 +96,9 @@ class _InputsInTurn(JoinedInput):
             ended += 1
             if slot.input is not None:
                 order = self._order()
-                lack = None if slot.input.num_ready() else slot.input.fetch(_turns_of(0, limit, len(order)))
+                lack = None
+                if not slot.input.num_ready():
+                    lack = self.fetch_from(slot.input, _turns_of(0, limit, len(order)), slot.number)
                 if lack is None:
                     self._ready = self._num_ready(order, limit)
                 if lack is not END:

@@ -47,7 +47,7 @@ class _ZippedInputs(JoinedInput):
         self.read_together()
         if self._shorter is None:
             for number, one in enumerate(self.inputs):
-                if not one.num_ready() and (lack := one.fetch(limit)) is not None:
+                if not one.num_ready() and (lack := self.fetch_from(one, limit, number)) is not None:
                     if lack is not END:
                         return lack
                     self._shorter = number
@@ -68,7 +68,7 @@ class _ZippedInputs(JoinedInput):
         longer = 0 if shorter and self._strict else None
         if self._strict and not shorter:
             for number, one in enumerate(self.inputs[1:], 1):
-                lack = None if one.num_ready() else one.fetch(1)
+                lack = None if one.num_ready() else self.fetch_from(one, 1, number)
                 if lack is None:
                     longer = number
                     break

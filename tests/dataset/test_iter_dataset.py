@@ -95,6 +95,26 @@ def test_errors_name_the_dataset_of_several() -> None:
             assert any(words in note for note in caught.value.__notes__), caught.value.__notes__
 
 
+def test_errors_name_the_stream_of_several() -> None:
+    """Of streams that are mixed, zipped, interleaved or in a row, too."""
+
+    def fail(element: int) -> int:
+        raise KeyError(element)
+
+    good, bad = MapDataset.range(3).to_iter_dataset(), MapDataset.range(3).to_iter_dataset().map(fail)
+    joined: dict[str, IterDataset[Any]] = {
+        "dataset 'bad' of mix": IterDataset.mix({"good": good, "bad": bad}),
+        "dataset 1 of mix": IterDataset.mix([good, bad], stop="all_exhausted"),
+        "dataset 1 of zip": good.zip(bad),
+        "dataset 1 of interleave": IterDataset.interleave([good, bad], cycle_length=2),
+        "dataset 1 of concatenate": good.concatenate(bad),
+    }
+    for words, dataset in joined.items():
+        with pytest.raises(KeyError) as caught:
+            list(dataset)
+        assert any(words in note for note in caught.value.__notes__), caught.value.__notes__
+
+
 def test_an_error_of_a_users_iterable_names_the_element() -> None:
     """The error of an iterable has a note with its name and the number of the element, once, in each place."""
 

@@ -13,7 +13,7 @@ from millstream.dataset import MapDataset
 from millstream.dataset.arguments import nearest_seed
 from millstream.dataset.node_source import node_of
 from support.oracle import chains as oracle
-from support.oracle.blame import blame, blame_part, blaming
+from support.oracle.blame import blame_part, blame_record, blaming
 from support.oracle.chains import Oracle
 
 LONGEST = 60
@@ -144,7 +144,7 @@ class DamagedSource(CountedSource):
     def __getitem__(self, key: int) -> int:
         if key % self.count == self.damaged:
             error = OSError(f"record {self.damaged} of {self.start} is damaged")
-            blame(error, "DamagedSource")
+            blame_record(error, "DamagedSource", self.damaged)
             raise error
         return super().__getitem__(key)
 

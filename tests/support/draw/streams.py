@@ -41,7 +41,7 @@ from support.draw.chains import (
     plain_batch,
     total,
 )
-from support.oracle.blame import blame, blamed_for, blaming
+from support.oracle.blame import blame, blame_part, blamed_for, blaming
 from support.oracle.chains import mixed_in_order, repeated
 from support.oracle.groupings import PLAIN, Element, part_index
 from support.user_streams import Counted, Numbers
@@ -658,7 +658,11 @@ def combined(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:
 
     def values(one: Pass) -> Iterator[Any]:
         def of(number: int) -> Iterator[Any]:
-            return parts[number].values(skips=one.skips or (is_skipping and number == 0))
+            try:
+                yield from parts[number].values(skips=one.skips or (is_skipping and number == 0))
+            except Exception as error:
+                blame_part(error, number)
+                raise
 
         some: Parts = [functools.partial(of, number) for number in range(len(parts))]
         return iter(plain(some))

@@ -14,6 +14,12 @@ def blame(error: BaseException, operation: str = "", place: str = "") -> None:
         found.setdefault("_place", place)
 
 
+def blame_record(error: BaseException, source: str, key: int) -> None:
+    """Sets the source and the record that an error must name."""
+    blame(error, source)
+    vars(error)["_key"] = key
+
+
 def blaming(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns a method of an operation whose errors must name the class of the operation."""
 
@@ -33,11 +39,16 @@ def blaming(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def blame_part(error: BaseException, number: int) -> None:
     """Adds the number of the dataset, of several, that has failed. Sources that are read together have none."""
     found = vars(error)
-    if not found["_operation"].endswith("Source"):
-        found.setdefault("_parts", []).append(f"dataset {number} of")
+    if "_operation" in found and not found["_operation"].endswith("Source"):
+        found.setdefault("_parts", []).append(f"dataset ('part )?{number}'? of")
 
 
 def blamed_for(error: BaseException) -> tuple[str, ...]:
     """Returns the words that must be in the notes of an error. Errors of a join itself need none."""
     found = vars(error)
-    return (found["_operation"], found["_place"], *found.get("_parts", ())) if "_operation" in found else ()
+    if "_operation" not in found:
+        return ()
+    # A mixture that is read with random access says where the record lies in its source.
+    key = found.get("_key")
+    place = found["_place"] if key is None else f"({found['_place']}|record key {key}|its record {key})"
+    return found["_operation"], place, *found.get("_parts", ())
