@@ -159,13 +159,22 @@ class Failing:
     """The keys of the records that have failed, in order, and how many may fail.
 
     Attributes:
-        limit: how many may fail; None for all but the last.
+        limit: how many may fail; None for any number, unless all do.
         num_delivered: how many had failed before the last output.
     """
 
     limit: int | None
     keys: list[int] = dataclasses.field(default_factory=list)
     num_delivered: int = 0
+
+    def too_many(self, errors: Sequence[tuple[int, Exception]]) -> Exception | None:
+        """Adds the keys of errors. Returns the one that is too many, if any."""
+        for key, error in errors:
+            if key not in self.keys:
+                if self.limit is not None and len(self.keys) >= self.limit:
+                    return error
+                self.keys.append(key)
+        return None
 
 
 def skipping(
@@ -185,6 +194,8 @@ def skipping(
     splits = any(map(may_split, operations))
     has_places = all(one.keeps_count for one in operations) and not (later and later[0].regroups)
     cycle = sorted(set(range(sampler.num_records) if sampler.keys is None else map(int, sampler.keys)))
+    # Among so many are all records, whose order differs by epoch.
+    in_a_row, most_in_a_row = 0, min(2 * len(source) - 1, len(sampler))
     for position in positions:
         if failure:
             yield position, position, failure[0]
@@ -202,15 +213,16 @@ def skipping(
                 errors.append((tried, raised_error))
         if has_places and len(errors) == len(cycle):
             raise errors[0][1]
-        for tried, error in errors:
-            if tried not in failing.keys:
-                if len(failing.keys) >= (len(source) - 1 if failing.limit is None else failing.limit):
-                    if failing.limit is None or splits:
-                        raise error
-                    failure.append(Failed(error))
-                    made = [(position, position, failure[0])]
-                    break
-                failing.keys.append(tried)
+        in_a_row = 0 if made else in_a_row + len(errors)
+        if (error := failing.too_many(errors)) is not None:
+            failure.append(Failed(error))
+            made = [(position, position, failure[0])]
+        elif failing.limit is None and errors and in_a_row >= most_in_a_row:
+            # All have failed: it stands for each of them.
+            failure.append(Failed(errors[-1][1]))
+            made = [(position, position, failure[0])] * len(positions)
+        if splits and failure:
+            raise failure[0].error
         yield from made
 
 
