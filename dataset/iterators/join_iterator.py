@@ -169,7 +169,11 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
         for _ in range(_TRIES):
             if self._is_in_use or self._is_torn or self._is_ahead:
                 # Refused if it is in use, also by a call that recovers.
-                self._alone(self._recover)
+                try:
+                    self._alone(self._recover)
+                except BaseException as error:
+                    self._end_workers_if(interrupts(error))
+                    raise
             moves = self._num_moves
             try:
                 position: SavedPosition = self.join.position(self._stop - self._row)

@@ -121,6 +121,27 @@ def test_workers_of_a_join_survive_its_moves_and_not_its_interrupts(dataset: Ite
         assert not worker_pids() & workers
 
 
+def fail_at_three(element: tuple[int, int]) -> tuple[int, int]:
+    if element[0] == 103:
+        raise LookupError(element)
+    return element
+
+
+def test_workers_of_an_interrupted_recovery_are_not_used_again() -> None:
+    """After an error, `get_state` draws elements again; a Ctrl-C in that ends the workers, and none is lost."""
+    dataset = IterDataset.interleave([stream(0), stream(1).map(fail_at_three)], cycle_length=2)
+    with iter(dataset.mp_prefetch(2)) as iterator:
+        got = []
+        with pytest.raises(LookupError):
+            got.extend(iterator)
+        workers = worker_pids()
+        assert interrupt_at(3, iterator.get_state, "millstream.loader.processes")
+        assert not worker_pids() & workers
+        assert iterator.step == len(got)
+        with pytest.raises(LookupError):
+            next(iterator)
+
+
 def test_a_state_that_is_taken_while_an_element_is_drawn_is_refused() -> None:
     """The datasets below a join are at different elements then: an error, and the stream goes on as it was."""
     taken: list[str] = []
