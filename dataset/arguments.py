@@ -33,7 +33,9 @@ MAX_DEPTH = 100
 
 def depth_above(parents: Iterable[Any]) -> int:
     """Returns the number of datasets from a new one with these parents to its farthest source."""
-    depth = 1 + max((getattr(parent, "_depth", 0) for parent in parents), default=0)
+    depth = 1
+    for parent in parents:
+        depth = max(depth, 1 + getattr(parent, "_depth", 0))
     if depth > MAX_DEPTH:
         raise ValueError(
             f"A chain must have at most {MAX_DEPTH} datasets from its end to its sources, got {depth}. Mix or "

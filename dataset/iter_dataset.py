@@ -103,7 +103,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             cls.__iter__ = _always_dataset_iterators(own)  # type: ignore[method-assign]  # of the same signature
 
     def __init__(self, parents: Any = ()) -> None:
-        self._parents = tuple(parents) if isinstance(parents, Sequence) else (parents,)
+        self._parents = tuple(parents) if isinstance(parents, tuple | Sequence) else (parents,)
         self._depth = depth_above(self._parents)
 
     if not TYPE_CHECKING:

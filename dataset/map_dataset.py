@@ -92,9 +92,12 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
     _parents: "tuple[MapDataset[Any], ...]" = ()
 
     def __init__(self, parents: "MapDataset[Any] | Sequence[MapDataset[Any]]" = ()) -> None:
-        if isinstance(parents, MapDataset) or not isinstance(parents, Sequence):
+        # A tuple is recognised without a call of Python, as below: an interleave makes thousands of datasets.
+        if isinstance(parents, MapDataset) or not isinstance(parents, tuple | Sequence):
             parents = (parents,)
-        self._parents = tuple(as_map_dataset(parent, "A parent") for parent in parents)
+        for parent in parents:
+            as_map_dataset(parent, "A parent")
+        self._parents = tuple(parents)
         self._depth = depth_above(parents)
 
     if not TYPE_CHECKING:

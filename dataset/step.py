@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 Folded = TypeVar("Folded")
 
 
-class Step(abc.ABC):
+class Step:
     """A step with all steps before it. Subclasses are frozen dataclasses, which threads share."""
 
     given_seed: int | None = None

@@ -95,7 +95,7 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
     """The epoch that the next element begins in, from 0; None if the elements have no epochs."""
 
     def __init__(self, parents: Any = ()) -> None:
-        self._parents = tuple(parents) if isinstance(parents, Sequence) else (parents,)
+        self._parents = tuple(parents) if isinstance(parents, tuple | Sequence) else (parents,)
 
     @property
     def _parent(self) -> Any:
