@@ -83,39 +83,43 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
         self._check_open()
         self.count_delivered()
         if self.consumer is not None:
-            self._take()
+            self._guarded(self._take)
             return
         is_first, start = self._kept_state is None, self.profiler.begin_wait(self)
         try:
-            self._take()
+            self._guarded(self._take)
         finally:
             self.profiler.end_wait(self, start, is_first=is_first)
 
-    def _take(self) -> None:
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Does some work. Workers that an interrupt of it may have left in any state end."""
         try:
-            if self._is_torn:
-                self._recover()
-            if self._kept_state is None:
-                serve_if_requested(self)
-                self._keep()
-            elif self.step - self._kept_step >= KEPT_ELEMENTS and not self._is_ahead:
-                self._keep()
-            while (lack := self._fetched()) is not None:
-                if lack is END:
-                    self._end()
-                else:
-                    self._wait(lack)
-            join = self.join
-            self._is_torn = True
-            values = join.take(min(join.num_ready(), KEPT_ELEMENTS))
-            count = len(values)
-            self._values, self._row, self._stop = values, 0, count
-            self._num_taken, self._is_torn, self._is_ahead = self._num_taken + count, False, False
-            if self._crew is not None:
-                self._crew.proceed()
+            work()
         except BaseException as error:
             self._end_workers_if(interrupts(error))
             raise
+
+    def _take(self) -> None:
+        if self._is_torn:
+            self._recover()
+        if self._kept_state is None:
+            serve_if_requested(self)
+            self._keep()
+        elif self.step - self._kept_step >= KEPT_ELEMENTS and not self._is_ahead:
+            self._keep()
+        while (lack := self._fetched()) is not None:
+            if lack is END:
+                self._end()
+            else:
+                self._wait(lack)
+        join = self.join
+        self._is_torn = True
+        values = join.take(min(join.num_ready(), KEPT_ELEMENTS))
+        count = len(values)
+        self._values, self._row, self._stop = values, 0, count
+        self._num_taken, self._is_torn, self._is_ahead = self._num_taken + count, False, False
+        if self._crew is not None:
+            self._crew.proceed()
         self.profiler.record_first_size(values[0])
 
     def _end(self) -> NoReturn:
@@ -169,11 +173,7 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
         for _ in range(_TRIES):
             if self._is_in_use or self._is_torn or self._is_ahead:
                 # Refused if it is in use, also by a call that recovers.
-                try:
-                    self._alone(self._recover)
-                except BaseException as error:
-                    self._end_workers_if(interrupts(error))
-                    raise
+                self._guarded(functools.partial(self._alone, self._recover))
             moves = self._num_moves
             try:
                 position: SavedPosition = self.join.position(self._stop - self._row)
@@ -219,7 +219,7 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
 
     def start_prefetch(self) -> None:
         self._check_open()
-        super().start_prefetch()
+        self._guarded(super().start_prefetch)
 
     def close(self) -> None:
         super().close()

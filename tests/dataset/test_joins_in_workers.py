@@ -142,6 +142,18 @@ def test_workers_of_an_interrupted_recovery_are_not_used_again() -> None:
             next(iterator)
 
 
+def test_workers_of_an_interrupted_start_are_not_used_again() -> None:
+    """A Ctrl-C in `start_prefetch` ends the workers, which may have got half a message, and changes no element."""
+    with iter(in_turn().mp_prefetch(2)) as iterator:
+        beginning = iterator.get_state()
+        next(iterator)
+        iterator.set_state(beginning)
+        workers = worker_pids()
+        assert interrupt_at(3, iterator.start_prefetch, "millstream.loader.processes")
+        assert not worker_pids() & workers
+        assert numbers(list(iterator)) == numbers(list(in_turn()))
+
+
 def test_a_state_that_is_taken_while_an_element_is_drawn_is_refused() -> None:
     """The datasets below a join are at different elements then: an error, and the stream goes on as it was."""
     taken: list[str] = []
