@@ -3,6 +3,7 @@
 FOR_THE_LIBRARY = {
     "DataLoaderIterator.resume",
     "DataLoaderIterator.take",
+    "ElasticIterator.position",
     "MultiprocessingOptions.of_number",
     "WithComponent.added",
     "acquire",
@@ -28,6 +29,7 @@ FOR_THE_LIBRARY = {
     "executor_status",
     "fetch",
     "filter_limits",
+    "fixed_size",
     "go",
     "has_begun",
     "insight",
