@@ -139,7 +139,7 @@ def test_what_users_call_is_in_the_reference_and_what_they_do_not_is_not(site: P
         *("step", "epoch", "shard_options", "start_prefetch", "seek", "close"),
         *("get_state", "set_state", "set_states", "state_dict", "load_state_dict"),
         *("metrics", "trace", "preview", "report", "profile", "summary"),
-        *("skip", "reweight", "record_keys", "steps_of", "composition"),
+        *("skip", "reweight", "record_keys", "steps_of", "locate", "composition"),
     }
 
 

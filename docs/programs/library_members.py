@@ -72,6 +72,7 @@ FOR_THE_LIBRARY = {
     "tokens_between",
     "undelivered_errors",
     "unit",
+    "wait",
     "waits_for",
     "worker_stacks",
 }
