@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, final
 from millstream.loader.engine import policy
 from millstream.loader.engine.places import Here, Place, Threads
 from millstream.loader.engine.policy import RECORDS_PER_CALL, CallSize, Costs, cautious_estimate
-from millstream.loader.engine.substreams import Sink, Substream, taken_call
+from millstream.loader.engine.substreams import Substream, taken_call
 from millstream.loader.measuring import ExecutorStatus
 from millstream.loader.pipeline.calls import Call, Outputs, Position
 from millstream.loader.pipeline.elements import Awaited, Elements
@@ -446,7 +446,10 @@ class Engine:
                 return False
         if (call := self.budget.call_here()) is None:
             return False
-        self._run(call, self.budget.substream)
+        if self.here.check():
+            self.here.run(self.plan, call, self.budget.substream)
+        else:
+            self._run_aside(call)
         self._is_issued = False
         return True
 
@@ -461,16 +464,17 @@ class Engine:
             if not self._aside.accept_one():
                 return False
         elif (call := self._take_local()) is not None:
-            self._run(call, self.local)
+            if self.here.check():
+                self.here.run(self.plan, call, self.local)
+            else:
+                self._run_aside(call)
         else:
             return False
         self._has_run_local, self._is_issued = True, False
         return True
 
-    def _run(self, call: Call, sink: Sink) -> None:
-        if self.here.check():
-            self.here.run(self.plan, call, sink)
-            return
+    def _run_aside(self, call: Call) -> None:
+        """Completes a call that the consumer's thread should run, but may not."""
         self._aside.check_process()
         self.local.begun(call)
         self._aside.submit(call)
