@@ -181,6 +181,7 @@ def test_a_fork_server_that_dies_each_time_is_an_error() -> None:
         next(iterator)
 
 
+@pytest.mark.usefixtures("one_batch_a_call")
 def test_a_stopped_fork_server_delays_only_replacements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers carry on while the fork server is stopped; one that dies then is an error in time."""
     monkeypatch.setattr(pool, "EXIT_SECONDS", 0.01)

@@ -434,7 +434,7 @@ class Unfinished:
         return 1000
 
     def __getitem__(self, key: int) -> int:
-        if key == BATCH:
+        if key == 4 * BATCH:
             user_faults.report(self.folder / "there", key)
             self.is_closing.wait()
         return key
@@ -448,6 +448,7 @@ class Unfinished:
                 continue
 
 
+@pytest.mark.usefixtures("one_batch_a_call")
 def test_a_read_that_outlasts_its_worker_writes_to_no_file_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -457,7 +458,7 @@ def test_a_read_that_outlasts_its_worker_writes_to_no_file_of_the_user(
         sampler = millstream.SequentialSampler(1000)
         iterator = iter(loader_of(data_source=Unfinished(tmp_path), sampler=sampler, worker_count=1))
         next(iterator)
-        assert there.take_numbers() == [BATCH]
+        assert there.take_numbers() == [4 * BATCH]
         processes = processes_of(iterator)
         iterator.close()
         assert still_there(processes) == []
