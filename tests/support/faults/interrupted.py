@@ -67,7 +67,8 @@ def interrupt_at(number: int, work: Callable[[], Any], within: str = "millstream
             raise Interruption
 
     try:
-        with before_instructions(check), losing_interruptions():
+        # The tracing ends first: a destructor may run between the two ends.
+        with losing_interruptions(), before_instructions(check):
             work()
     except Interruption:
         return True
