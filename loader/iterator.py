@@ -473,8 +473,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         start, _ = self.position_and_step()
         try:
             self._executor_is_current = False
-            # Others measure their waits, or share their outputs.
-            outputs = executor.next_outputs() if waits or type(executor) is not Engine else executor.poll()
+            outputs = executor.next_outputs() if waits else executor.poll()
             if outputs is None:
                 self._finish()
                 return END

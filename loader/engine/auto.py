@@ -93,6 +93,10 @@ class AutoEngine(Engine):
             self._record(now, Window(0.0, len(outputs.values), now - begin, time.process_time() - computed))
         return outputs
 
+    def poll(self) -> Outputs | None:
+        """Returns the next outputs as `next_outputs` does, after waiting for them: its waits are measured."""
+        return self.next_outputs()
+
     def status(self) -> ExecutorStatus:
         status = ExecutorStatus(self.schedule.backlog, self.schedule.ready)
         for budget in (self._budget_here, self._workers):

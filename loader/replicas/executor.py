@@ -124,6 +124,10 @@ class SharedExecutor:
         if (alone := self._alone) is not None:
             alone.close(deadline)
 
+    def poll(self) -> Outputs | None:
+        """Returns the next outputs as `next_outputs` does, after waiting for them: those of all processes come here."""
+        return self.next_outputs()
+
     def next_outputs(self) -> Outputs | None:
         attempts = 0
         while True:
