@@ -8,6 +8,12 @@ from millstream.loader.pipeline.elements import SourceEnded
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import LogicalShard, Stage
 
+if TYPE_CHECKING:
+    from millstream.loader.pipeline.failing_records import FailuresOfPass
+    from millstream.loader.scheduling.dropped_records import EmptyEpochs, FilterWindows
+    from millstream.loader.scheduling.feed import Feed
+    from millstream.loader.scheduling.join import Join, Lane
+
 
 @final
 class BlockLeaf:
@@ -40,13 +46,6 @@ class BlockLeaf:
         start = self._block
         self._block += self.next_blocks(max_blocks)
         return BlockCall(shard, start, self._block, skip)
-
-
-if TYPE_CHECKING:
-    from millstream.loader.pipeline.failing_records import FailuresOfPass
-    from millstream.loader.scheduling.dropped_records import EmptyEpochs, FilterWindows
-    from millstream.loader.scheduling.feed import Feed
-    from millstream.loader.scheduling.join import Join, Lane
 
 
 @final
