@@ -414,6 +414,8 @@ ELSEWHERE = {
         "Another global batch size": "another_global_batch_needs_leave_and_a_position_that_it_divides",
         "Random numbers": "the_definition_is_philox_of_seed_index_epoch_operation",
         "One iterator belongs to one thread.": "a_state_of_another_thread_is_of_one_moment",
+        "A state of `concatenate` or `interleave`": "a_state_of_streams_in_turn_compares_those_that_are_open",
+        "A stream of your own": "a_call_that_hangs_in_the_consumers_thread_is_logged",
         "Do not fork": "a_forked_process_without_the_threads_of_a_library_gets_an_error",
         "Programs that an operation starts": "children_of_user_code_in_sessions_of_their_own",
     },

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pytest
 
-from millstream import IterDataset, MapDataset, ReadOptions
+from millstream import CheckpointError, IterDataset, MapDataset, ReadOptions
 from millstream.experimental import (
     CacheIterDataset,
     InterleaveIterDataset,
@@ -343,6 +343,24 @@ def test_an_error_names_the_operation_of_the_whole_chain(position: int, workers:
             assert any(
                 "operation 1, Map(FailsAt" in note and "record key 7" in note for note in failure.value.__notes__
             )
+
+
+@pytest.mark.parametrize("name", ["concatenate", "interleave"])
+def test_a_state_of_streams_in_turn_compares_those_that_are_open(name: str) -> None:
+    """A change of the dataset that is being read is an error, and one of a dataset whose turn has not come is not."""
+
+    def joined(first_seed: int, second_seed: int) -> IterDataset[int]:
+        parts = [MapDataset.range(5).shuffle(seed=seed).to_iter_dataset() for seed in (first_seed, second_seed)]
+        return IterDataset.concatenate(*parts) if name == "concatenate" else IterDataset.interleave(parts, 1)
+
+    with iter(joined(0, 0)) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+    with iter(joined(0, 1)) as iterator:
+        iterator.set_state(state)
+        assert next(iterator) == list(joined(0, 1))[1]
+    with iter(joined(1, 0)) as iterator, pytest.raises(CheckpointError):
+        iterator.set_state(state)
 
 
 def test_an_interrupt_in_a_local_operation_loses_nothing() -> None:

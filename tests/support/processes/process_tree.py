@@ -13,6 +13,7 @@ import time
 import psutil
 
 from millstream.loader.processes.fork_servers import FORK_SERVERS
+from support.faults.user_faults import WAIT_SECONDS
 
 SETTLE_SECONDS = 5.0
 """Time limit for descriptors that are open for a moment: several times a minute, threads of Ray open a socket, also
@@ -43,6 +44,14 @@ def our_threads() -> list[threading.Thread]:
 def worker_pids() -> set[int]:
     """Returns the worker processes of all fork servers of this process."""
     return {worker.pid for server in psutil.Process().children() for worker in server.children()}
+
+
+def started_workers(number: int) -> set[int]:
+    """Returns the worker processes of this process as soon as there are so many: the first may work before the last."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while len(workers := worker_pids()) < number:
+        assert time.monotonic() < deadline, workers
+    return workers
 
 
 def open_descriptors() -> set[str]:
