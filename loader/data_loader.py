@@ -409,12 +409,12 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
     def serve_top(self) -> None:
         """Lets `millstream top`, run by the same user, monitor this loader: rates, waits, workers, stacks.
 
-        A thread answers over a private socket, which no other user can open, until the loader is closed or collected.
+        A thread answers on a socket, and no other user, until the loader is closed or collected.
         `MILLSTREAM_TOP=1` in the environment does this for every pipeline that is iterated over. Linux only.
 
         Raises:
             ValueError: the loader is closed.
-            OSError: there can be no private socket; the error has the reason.
+            OSError: there can be no socket; the error has the reason.
         """
         from millstream.loader.monitoring import serve  # noqa: PLC0415  (lazy: off by default)
 

@@ -10,10 +10,8 @@ Guarantees:
       and the end is held by such threads and by the server's own.
     * Requests are answered one after another: on the socket those of the same user, over HTTP `GET /metrics` alone.
       A client that does not ask, or does not take the answer, within REQUEST_SECONDS is disconnected.
-    * The folder of sockets is used only if it belongs to this user and no other user may enter it. It is checked once
-      and then used by its descriptor, so replacing it later has no effect. A socket is called `PID.sock` from when it
-      listens until the trainer ends. A socket that refuses a connection was left by a killed process, and whichever
-      process finds it removes it.
+    * The socket is in Linux's abstract namespace: it belongs to no folder, and ends with the trainer, however that
+      dies. Its name has the user and the process. The kernel tells both ends whose process the other one is.
     * A client that disconnects ends no trainer, not even one that has given SIGPIPE its default.
     * A forked process has neither thread nor socket, and may start its own.
     * The threads only read: no user code runs in them, answers wait for nothing, and may be a moment old. The callbacks
@@ -24,7 +22,6 @@ Guarantees:
 import atexit
 import contextlib
 import dataclasses
-import errno
 import functools
 import http.client
 import http.server
@@ -32,15 +29,14 @@ import io
 import itertools
 import json
 import os
+import re
 import socket
 import socketserver
-import stat
 import sys
-import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias, final
@@ -156,46 +152,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @final
 class _SocketServer(Server):
-    """Answers requests of the same user on the socket of this process, in a private folder."""
+    """Answers requests of the same user on the socket of this process."""
 
     address_family = socket.AF_UNIX
 
     def __init__(self, pages: Pages) -> None:
-        self._name, self._open = socket_name(os.getpid()), contextlib.ExitStack()
-        with contextlib.ExitStack() as on_failure:
-            on_failure.callback(self._open.close)
-            self._folder = self._open.enter_context(private_folder(folders()[0], make=True))
-            if (other := connected(self._folder, self._name)) is not None:
-                other.close()
-                raise FileExistsError(f"Process {os.getpid()} of another container has the socket {self._name!r}.")
-            super().__init__(f".{self._name}.new", pages)
-            on_failure.pop_all()
-
-    def server_bind(self) -> None:
-        new = str(self.server_address)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(new, dir_fd=self._folder)
-        self.socket.bind(address_in(self._folder, new))
-        os.chmod(address_in(self._folder, new), 0o600)  # noqa: PTH101
-
-    def server_activate(self) -> None:
-        super().server_activate()
+        super().__init__(_socket_name(os.getpid()), pages)
         # A client that has disconnected is not waited for.
         self.socket.settimeout(POLL_SECONDS)
-        # It gets its name last, so that no client takes it for a dead one.
-        os.rename(str(self.server_address), self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
 
     def verify_request(self, request: Any, _client: Any) -> bool:
         return is_of_own_user(request)
-
-    def server_close(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._name, dir_fd=self._folder)
-        self.close_descriptors()
-
-    def close_descriptors(self) -> None:
-        self.socket.close()
-        self._open.close()
 
 
 @final
@@ -243,7 +210,7 @@ class _Top:
     def _forget(self) -> None:
         """Leaves the socket to the parent of a forked process."""
         if self._server is not None:
-            self._server.close_descriptors()
+            self._server.server_close()
         self._server = self.thread = None
         self._lock = SignalSafeLock(threading.RLock())
 
@@ -420,7 +387,8 @@ def address_from(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-SUFFIX = ".sock"
+SOCKETS = "millstream-top"
+"""The beginning of the names of sockets."""
 
 CONNECT_SECONDS = 5.0
 """Timeout for an answer. A trainer in C code that holds the interpreter's lock answers after it."""
@@ -435,21 +403,15 @@ class NotServed(ValueError):  # noqa: N818  (the name is a sentence)
 
 
 def served_processes() -> list[int]:
-    """Returns the processes of this user that can be monitored, and removes the sockets of dead ones."""
-    found = set()
-    for folder in folders():
-        # A folder that does not exist or is not private has no socket to connect to.
-        with contextlib.suppress(OSError), private_folder(folder) as descriptor:
-            for name in os.listdir(descriptor):  # noqa: PTH208  (of a descriptor)
-                number = name.removesuffix(SUFFIX)
-                if not (name.endswith(SUFFIX) and number.isdecimal()):
-                    continue
-                # A process that is stopped may not accept a connection. The others are listed anyway.
-                with contextlib.suppress(OSError):
-                    if (connection := connected(descriptor, name)) is not None:
-                        connection.close()
-                        found.add(int(number))
-    return sorted(found)
+    """Returns the processes of this user that can be monitored. One that is stopped may accept no connection."""
+    listed = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace")
+    numbers = re.findall(rf" @{re.escape(_socket_name()[1:])}(\d+)$", listed, re.MULTILINE)
+    found = []
+    for number in sorted(set(map(int, numbers))):
+        with contextlib.suppress(OSError):
+            connected(number).close()
+            found.append(number)
+    return found
 
 
 def query(pid: int, question: str) -> Any:
@@ -457,47 +419,24 @@ def query(pid: int, question: str) -> Any:
 
     Raises:
         NotServed: it cannot be monitored, or has ended.
-        OSError: it does not answer in time.
+        OSError: it does not answer in time, or another user has its name.
     """
-    refused: OSError | None = None
-    for folder in folders():
-        try:
-            with private_folder(folder) as descriptor:
-                answer = _answer_in(descriptor, pid, question)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except (TimeoutError, BlockingIOError):  # No answer, or too many questions wait.
-            raise TimeoutError(
-                f"Process {pid} does not answer: it is stopped, or runs C code that holds the interpreter's lock."
-            ) from None
-        except OSError as error:
-            refused = error
-            continue
-        if answer is not None:
-            return answer
-    if refused is not None:
-        raise refused
-    if not Path(f"/proc/{pid}").exists():
-        raise NotServed(f"There is no process {pid}. {_served_text()}")
-    raise NotServed(f"Process {pid} cannot be monitored. {HOW_TO_SERVE}")
-
-
-def _answer_in(folder: int, pid: int, question: str) -> Any:
-    """Returns the answer of the process with a socket in a folder; None if there is no such socket."""
-    connection = connected(folder, socket_name(pid))
-    if connection is None:
-        return None
-    asked = http.client.HTTPConnection("localhost")
-    asked.sock = connection
-    with contextlib.closing(asked):
-        if not is_of_own_user(connection):
-            raise PermissionError(f"Process {pid} does not belong to this user, {os.geteuid()}.")
-        try:
+    try:
+        with contextlib.closing(http.client.HTTPConnection("localhost")) as asked:
+            asked.sock = connected(pid)
             asked.request("GET", f"/{question}")
             response = asked.getresponse()
             content = response.read()
-        except (http.client.HTTPException, ConnectionError) as error:
-            raise NotServed(f"Process {pid} has ended, or does not answer this user.") from error
+    except ConnectionRefusedError:
+        if not Path(f"/proc/{pid}").exists():
+            raise NotServed(f"There is no process {pid}. {_served_text()}") from None
+        raise NotServed(f"Process {pid} cannot be monitored. {HOW_TO_SERVE}") from None
+    except (TimeoutError, BlockingIOError):  # No answer, or too many questions wait.
+        raise TimeoutError(
+            f"Process {pid} does not answer: it is stopped, or runs C code that holds the interpreter's lock."
+        ) from None
+    except (http.client.HTTPException, ConnectionError) as error:
+        raise NotServed(f"Process {pid} has ended, or does not answer this user.") from error
     if response.status != HTTPStatus.OK:
         raise NotServed(f"Process {pid} could not answer: {response.reason}")
     answer = json.loads(content)
@@ -511,62 +450,18 @@ def _served_text() -> str:
     return f"These can be monitored: {', '.join(map(str, served))}." if served else NONE_SERVED
 
 
-def folders() -> list[Path]:
-    """Returns the folders that may have sockets of this user's trainers, of any session or job.
-
-    The first, in `$XDG_RUNTIME_DIR` or else a temporary folder, is that for a socket of this process.
-    """
-    user, runtime = os.geteuid(), os.environ.get("XDG_RUNTIME_DIR")
-    found = [Path(runtime) / "millstream"] if runtime else []
-    temporary = [Path(folder) / f"millstream-{user}" for folder in (tempfile.gettempdir(), "/tmp")]  # noqa: S108
-    return list(dict.fromkeys([*found, *temporary, Path(f"/run/user/{user}/millstream")]))
-
-
-@contextlib.contextmanager
-def private_folder(folder: Path, *, make: bool = False) -> Iterator[int]:
-    """Yields the descriptor of a folder that only this user may enter; raises OSError if there is none."""
-    if make:
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        status = os.fstat(descriptor)
-        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-            raise PermissionError(
-                errno.EPERM,
-                f"A folder for sockets must belong to this user, {os.geteuid()}, with the mode 0700; it belongs to "
-                f"{status.st_uid}, with the mode {stat.S_IMODE(status.st_mode):04o}",
-                str(folder),
-            )
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def address_in(descriptor: int, name: str) -> str:
-    """Returns a short address of a socket in a folder, because a socket's path has at most 107 bytes."""
-    return f"/proc/self/fd/{descriptor}/{name}"
-
-
-def socket_name(pid: int) -> str:
-    return f"{pid}{SUFFIX}"
-
-
-def connected(folder: int, name: str) -> socket.socket | None:
-    """Returns a connection to a socket, or None if no process listens; then the socket is removed."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+def connected(pid: int) -> socket.socket:
+    """Returns a connection to the socket of a process of this user. It is refused if the process has none."""
+    with contextlib.ExitStack() as on_failure:
+        connection = on_failure.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         connection.settimeout(CONNECT_SECONDS)
-        connection.connect(address_in(folder, name))
-    except FileNotFoundError:
-        connection.close()
-        return None
-    except ConnectionRefusedError:
-        connection.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=folder)
-        return None
-    except BaseException:
-        connection.close()
-        raise
+        connection.connect(_socket_name(pid))
+        if not is_of_own_user(connection):
+            raise PermissionError(f"Process {pid} does not belong to this user, {os.geteuid()}.")
+        on_failure.pop_all()
     return connection
+
+
+def _socket_name(pid: int | str = "") -> str:
+    # Containers that share a network may have the same users and numbers of processes.
+    return f"\0{SOCKETS}-{os.geteuid()}-{Path('/proc/self/ns/pid').stat().st_ino}-{pid}"

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from millstream.loader import monitoring
+from millstream.loader.monitoring import served_processes
 from millstream.tools.top_command import lines_of, plain, stack_lines
 from support.faults.user_faults import WAIT_SECONDS
 from support.processes.commands import COMMAND, run_here
@@ -23,6 +25,9 @@ QUICK = "--interval=0.2"
 TRAINER = """
 import itertools, sys, time
 import millstream
+from millstream.loader import monitoring
+
+monitoring.SOCKETS = sys.argv[2]
 
 def slowly_doubled(value):
     time.sleep(0.001)
@@ -39,19 +44,21 @@ for batch in batches:
 """
 
 
-def environment(runtime: Path) -> dict[str, str]:
-    return {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "TERM": "xterm-256color"}
+@pytest.fixture(autouse=True)
+def _own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives sockets names of this test alone."""
+    monkeypatch.setattr(monitoring, "SOCKETS", f"millstream-test-{os.getpid()}")
 
 
 @contextlib.contextmanager
-def top_trainer(runtime: Path, workers: int, **variables: str) -> Iterator["subprocess.Popen[str]"]:
-    """Yields a trainer that has its first batch, and trains until it is killed; its user's sockets are in a folder."""
+def top_trainer(folder: Path, workers: int, **variables: str) -> Iterator["subprocess.Popen[str]"]:
+    """Yields a trainer that has its first batch, and trains until it is killed."""
     process = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, str(workers)],
+        [sys.executable, "-c", TRAINER, str(workers), monitoring.SOCKETS],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=runtime,
-        env=environment(runtime) | variables,
+        cwd=folder,
+        env={**os.environ, **variables},
         start_new_session=True,
     )
     with process:
@@ -63,10 +70,8 @@ def top_trainer(runtime: Path, workers: int, **variables: str) -> Iterator["subp
             process.kill()
 
 
-def top(runtime: Path, *arguments: Any, status: int = 0) -> tuple[str, str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(runtime))
-        return run_here("top", *arguments, folder=runtime, status=status)
+def top(folder: Path, *arguments: Any, status: int = 0) -> tuple[str, str]:
+    return run_here("top", *arguments, folder=folder, status=status)
 
 
 def test_a_look_at_a_trainer_with_workers(tmp_path: Path) -> None:
@@ -95,15 +100,16 @@ def rates_in(text: str) -> list[float]:
     return [float(rate.replace(",", "")) for rate in rates]
 
 
-def test_a_picture_on_a_terminal(tmp_path: Path) -> None:
+def test_a_picture_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal the picture is drawn until q is pressed; an arrow, which begins as Escape does, only scrolls.
 
     Keys that arrive together all count.
     """
+    monkeypatch.undo()  # The name that the other process knows.
     with top_trainer(tmp_path, 0, MILLSTREAM_TOP="1") as trainer:
         ours, theirs = pty.openpty()
         command = [*COMMAND, "top", str(trainer.pid), QUICK]
-        variables = {**environment(tmp_path), "COLUMNS": "120", "LINES": "40"}
+        variables = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
         with (
             subprocess.Popen(
                 command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=variables
@@ -153,31 +159,21 @@ def test_what_cannot_be_looked_at(tmp_path: Path) -> None:
     assert "MILLSTREAM_TOP=1" in gone
     assert how in none
     assert how in listed
-    assert not (tmp_path / "millstream").exists(), "a trainer that is not to be looked at makes nothing"
 
 
-def test_what_a_killed_trainer_leaves_is_removed(tmp_path: Path) -> None:
-    """A trainer that ends takes its socket along; that of a killed one goes with the next look."""
-    folder = tmp_path / "millstream"
+def test_a_killed_trainer_leaves_nothing(tmp_path: Path) -> None:
+    """The socket of a trainer ends with it, also if it is killed."""
     with top_trainer(tmp_path, 0, MILLSTREAM_TOP="1") as trainer:
-        trainer.send_signal(signal.SIGINT)
-        trainer.wait(WAIT_SECONDS)
-        assert list(folder.iterdir()) == []
-    with top_trainer(tmp_path, 0, MILLSTREAM_TOP="1") as trainer:
-        pass
-    assert [path.name for path in folder.iterdir()] == [f"{trainer.pid}.sock"]
+        assert served_processes() == [trainer.pid]
 
     listed, _ = top(tmp_path, "--list")
 
     assert "No running trainer of yours" in listed
-    assert list(folder.iterdir()) == []
+    assert monitoring.SOCKETS not in Path("/proc/net/unix").read_text()
 
 
 def test_a_stopped_trainer_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer that does not answer in time is a sentence, not a wait without end."""
-    from millstream.loader import monitoring
-
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(monitoring, "CONNECT_SECONDS", 0.2)
     with top_trainer(tmp_path, 0, MILLSTREAM_TOP="1") as trainer:
         trainer.send_signal(signal.SIGSTOP)

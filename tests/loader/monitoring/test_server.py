@@ -7,9 +7,7 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -17,14 +15,7 @@ import pytest
 
 import millstream
 from millstream.loader import monitoring
-from millstream.loader.monitoring import (
-    NotServed,
-    connected,
-    private_folder,
-    query,
-    served_processes,
-    socket_name,
-)
+from millstream.loader.monitoring import NotServed, connected, query, served_processes
 from millstream.loader.processes import process_report
 from support.faults.user_faults import WAIT_SECONDS
 from support.processes.worker_pools import at_most, python
@@ -37,14 +28,13 @@ FORKS = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 
 
 @pytest.fixture(autouse=True)
-def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for this user's sockets, of this test alone."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def _own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives sockets names of this test alone."""
+    monkeypatch.setattr(monitoring, "SOCKETS", f"millstream-test-{os.getpid()}")
     monkeypatch.delenv("MILLSTREAM_TOP", raising=False)
     # However busy the machine is.
     monkeypatch.setattr(process_report, "STACKS_SECONDS", WAIT_SECONDS)
     monkeypatch.setattr(monitoring, "CONNECT_SECONDS", 2 * WAIT_SECONDS)
-    return tmp_path
 
 
 def doubled(value: int) -> int:
@@ -66,13 +56,12 @@ def wait_for_end_of_server() -> None:
 DISCONNECTING = """
 import os, signal, socket, urllib.request
 import millstream
-from millstream.loader.monitoring import connected, folders, private_folder, query, socket_name, start_endpoint
+from millstream.loader.monitoring import connected, query, start_endpoint
 
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 loader = millstream.load(range(40), batch_size=4)
 loader.serve_top()
-with private_folder(folders()[0]) as folder:
-    first, *clients = [connected(folder, socket_name(os.getpid())) for _ in range(4)]
+first, *clients = [connected(os.getpid()) for _ in range(4)]
 # They have disconnected before they are answered, because the first one has asked nothing yet.
 for client in clients:
     client.sendall(b"GET /snapshot HTTP/1.0\\r\\n\\r\\n")
@@ -114,7 +103,7 @@ def test_a_snapshot_says_what_the_loader_says() -> None:
     assert list(map(list, batches)) == [[2 * value for value in range(4 * row, 4 * row + 4)] for row in range(3, 10)]
 
 
-def test_it_is_over_when_the_loader_is_closed_or_gone(runtime: Path) -> None:
+def test_it_is_over_when_the_loader_is_closed_or_gone() -> None:
     """The thread and the socket go with the last pipeline, closed or collected; a closed one is not served anew."""
     closed, dropped = loader_of(), loader_of()
     closed.serve_top()
@@ -128,7 +117,7 @@ def test_it_is_over_when_the_loader_is_closed_or_gone(runtime: Path) -> None:
     gc.collect()
     wait_for_end_of_server()
 
-    assert list((runtime / "millstream").iterdir()) == []
+    assert served_processes() == []
     with pytest.raises(NotServed, match="cannot be monitored"):
         query(os.getpid(), "snapshot")
     with pytest.raises(ValueError, match="closed"):
@@ -204,14 +193,14 @@ def test_epochs_are_one_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [rest for _, *rest in seen] == [[10, 10, 1], [20, 10, 2], [30, 10, 3]]
 
 
-def test_an_initial_state_serves_nothing(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_initial_state_serves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs for Grain take the initial state of a loader: it is that of an iterator, and no iterator is made."""
     monkeypatch.setenv("MILLSTREAM_TOP", "1")
     loader = loader_of()
 
     state = loader._create_initial_state()
 
-    assert not (runtime / "millstream").exists()
+    assert served_processes() == []
     assert state == iter(loader).get_state()
 
 
@@ -258,20 +247,10 @@ def test_a_forked_process_leaves_the_socket_to_its_parent() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @FORKS
 def test_another_user_gets_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process of another user that can reach the socket is hung up on; so is root, of another user's trainer."""
-    with tempfile.TemporaryDirectory() as reachable, loader_of() as loader:
-        Path(reachable).chmod(0o755)
-        monkeypatch.setenv("XDG_RUNTIME_DIR", reachable)
+    """A process of another user that connects is hung up on; a client trusts no socket of another user."""
+    with loader_of() as loader:
         loader.serve_top()
-        folder = Path(reachable) / "millstream"
-        assert (folder.stat().st_mode & 0o777, (folder / f"{os.getpid()}.sock").stat().st_mode & 0o777) == (
-            0o700,
-            0o600,
-        )
-        # As if nobody had seen to that.
-        folder.chmod(0o755)
-        (folder / f"{os.getpid()}.sock").chmod(0o666)
-        trainer = os.getpid()
+        name = monitoring._socket_name(os.getpid())
         child = os.fork()
         if child == 0:
             status = 1
@@ -279,16 +258,16 @@ def test_another_user_gets_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
                 os.setuid(65534)
                 with socket.socket(socket.AF_UNIX) as connection:
                     connection.settimeout(WAIT_SECONDS)
-                    connection.connect(str(folder / f"{trainer}.sock"))
-                    status = 0 if received(connection, b"GET /snapshot HTTP/1.0\r\n\r\n") == b"" else 2
+                    connection.connect(name)
+                    is_refused = received(connection, b"GET /snapshot HTTP/1.0\r\n\r\n") == b""
+                monkeypatch.setattr(monitoring, "_socket_name", lambda _: name)
+                with pytest.raises(PermissionError, match="does not belong to this user, 65534"):
+                    query(os.getppid(), "snapshot")
+                status = 0 if is_refused else 2
             finally:
                 os._exit(status)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        folder.chmod(0o700)
-        assert status == 0
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert query(os.getpid(), "snapshot")["pid"] == os.getpid()
-        loader.close()
-        wait_for_end_of_server()
 
 
 def received(connection: socket.socket, asks: bytes) -> bytes:
@@ -301,51 +280,46 @@ def received(connection: socket.socket, asks: bytes) -> bytes:
         return b""
 
 
-def test_a_folder_that_others_may_enter_is_not_used(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_name_that_another_process_has_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without a private folder, to be served is an error for who asks for it; by the environment, a warning alone."""
-    (runtime / "millstream").mkdir(mode=0o755)
-    with loader_of() as loader, pytest.raises(PermissionError, match="with the mode 0755"):
-        loader.serve_top()
+    """Without a socket, to be served is an error for who asks for it; by the environment, a warning alone."""
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(monitoring._socket_name(os.getpid()))
+        with loader_of() as loader, pytest.raises(OSError, match="in use"):
+            loader.serve_top()
 
-    monkeypatch.setenv("MILLSTREAM_TOP", "1")
-    with caplog.at_level(logging.WARNING, "millstream"), loader_of() as loader:
-        assert len(list(loader)) == 10
+        monkeypatch.setenv("MILLSTREAM_TOP", "1")
+        with caplog.at_level(logging.WARNING, "millstream"), loader_of() as loader:
+            assert len(list(loader)) == 10
     assert "`millstream top` cannot monitor this pipeline" in caplog.text
-    assert list((runtime / "millstream").iterdir()) == []
 
 
 @pytest.mark.parametrize(
     "asks", [b"GET /nonsense HTTP/1.0\r\n\r\n", b"x" * 70_000, b""], ids=["nonsense", "endless", "nothing"]
 )
-def test_bad_questions_end_nothing(runtime: Path, asks: bytes) -> None:
+def test_bad_questions_end_nothing(asks: bytes) -> None:
     """Whatever comes over the socket, the next one who asks is answered."""
     with loader_of() as loader:
         loader.serve_top()
-        with private_folder(runtime / "millstream") as folder:
-            connection = connected(folder, socket_name(os.getpid()))
-        assert connection is not None
-        with connection, at_most(2.0):
+        with connected(os.getpid()) as connection, at_most(2.0):
             answer = received(connection, asks)
 
         assert (b" 404 " in answer) == (b"nonsense" in asks)
         assert query(os.getpid(), "snapshot")["pid"] == os.getpid()
 
 
-def test_a_trainer_that_is_stopped_hides_no_other(runtime: Path) -> None:
+def test_a_trainer_that_is_stopped_hides_no_other() -> None:
     """Sockets that take no more connections are left out, and asked for, an error that says why."""
     with loader_of() as loader, contextlib.ExitStack() as sockets:
         loader.serve_top()
         for number in range(8):
             listener = sockets.enter_context(socket.socket(socket.AF_UNIX))
-            listener.bind(str(runtime / "millstream" / socket_name(number)))
+            listener.bind(monitoring._socket_name(number))
             listener.listen(0)
-            with private_folder(runtime / "millstream") as folder, contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(BlockingIOError):
                 while True:
-                    waiting = connected(folder, socket_name(number))
-                    assert waiting is not None
-                    sockets.enter_context(waiting)
+                    sockets.enter_context(connected(number))
         assert served_processes() == [os.getpid()]
         with pytest.raises(TimeoutError, match="Process 7 does not answer: it is stopped"):
             query(7, "snapshot")
