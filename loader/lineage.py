@@ -8,7 +8,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Self, TypeVar, final
+from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -224,12 +224,13 @@ class RunLineage:
             raise ValueError(f"start must be at most stop, which is {stop}, got {start}.")
         here = self._run.segment_at(start)
         nothing = BatchRange(here, start + here.offset, start + here.offset)
-        found, ends = [], []
+        counted, ends = [], []
         for segment, first, last in [*self._run.ranges(start, stop)] or [nothing]:
             plan = self._plan_of(segment, NoSharding())
-            found.append(_in_neutral_thread(functools.partial(composition_of, plan, first, last, lengths)))
-            ends.append((found[-1].start - segment.offset, found[-1].stop - segment.offset))
-        return Composition.joined(ends[0][0], ends[-1][1], found)
+            counted.append(_in_neutral_thread(functools.partial(_counts_of, plan, first, last, lengths)))
+            ends.append((counted[-1].start - segment.offset, counted[-1].stop - segment.offset))
+        names, _ = _components(self._plan.pipeline.order, self._plan.pipeline.source)
+        return Composition(ends[0][0], ends[-1][1], dict(zip(names, _joined(counted), strict=True)))
 
     def _plan_of(self, segment: Segment, shard: ShardOptions) -> Plan:
         """Returns the plan of a segment, that of another shard only if its global batch is another."""
@@ -375,44 +376,6 @@ class Composition:
     stop: int
     components: dict[Any, ComponentCount]
 
-    @classmethod
-    def joined(cls, start: int, stop: int, compositions: "Sequence[Composition]") -> Self:
-        """Returns the composition of the steps [start, stop), given those of consecutive steps.
-
-        Args:
-            start: the first step.
-            stop: the step after the last one.
-            compositions: those of the parts, in order, with the same components.
-        """
-        names = tuple(compositions[0].components)
-        counts = [[each.components[name] for each in compositions] for name in names]
-        has_tokens = all(count.tokens is not None for series in counts for count in series)
-        tokens = [sum(count.tokens or 0 for count in series) for series in counts]
-        epochs = [[count.epochs for count in series] for series in counts]
-        return cls.of(
-            (start, stop),
-            names,
-            [sum(count.documents for count in series) for series in counts],
-            tokens if has_tokens else None,
-            [None if None in series else sum(filter(None, series)) for series in epochs],
-        )
-
-    @classmethod
-    def of(
-        cls,
-        steps: tuple[int, int],
-        names: Sequence[Any],
-        documents: Sequence[int],
-        tokens: Sequence[int] | None,
-        epochs: Sequence[float | None],
-    ) -> Self:
-        """Returns a composition, given the counts of each component. `tokens` is None if they are not known."""
-        shared = documents if tokens is None else tokens
-        total = max(1, sum(shared))
-        known = [None] * len(names) if tokens is None else tokens
-        counts = map(ComponentCount, documents, known, epochs, [count / total for count in shared])
-        return cls(*steps, dict(zip(names, counts, strict=True)))
-
     def as_dict(self) -> dict[Any, dict[str, Any]]:
         """Returns a dict of `documents`, `tokens`, `epochs` and `share` by name of the component, for JSON."""
         return {name: count._asdict() for name, count in self.components.items()}
@@ -450,21 +413,24 @@ class Composition:
             yield ["total", f"{documents:,}", *[f"{tokens:,}"] * has_tokens, "", f"{share:.1%}"]
 
 
-def composition_of(plan: Plan, start: int, stop: int | None, lengths: Any) -> Composition:
-    """Returns the composition of the global batches of the steps [start, stop) of a 1:1 plan."""
+class _Counts(NamedTuple):
+    """The counts of each component in the global batches [start, stop). `tokens` is None if they are not known."""
+
+    start: int
+    stop: int
+    documents: NDArray[np.int64]
+    tokens: NDArray[np.int64] | None
+    epochs: list[float | None]
+
+
+def _counts_of(plan: Plan, start: int, stop: int | None, lengths: Any) -> _Counts:
     order, source, size = plan.pipeline.order, plan.pipeline.source, plan.partition.global_block
-    start = as_integer(start, "start", minimum=0)
     limit = plan.partition.length
-    num_steps = None if limit is None else -(-limit // size)
+    if limit is not None:
+        num_batches = -(-limit // size)
+        start, stop = min(start, num_batches), num_batches if stop is None else min(stop, num_batches)
     if stop is None:
-        if num_steps is None:
-            raise ValueError("stop must be given for an endless order: each record occurs again and again.")
-        stop = max(start, num_steps)
-    stop = as_integer(stop, "stop", minimum=0)
-    if start > stop:
-        raise ValueError(f"start must be at most stop, which is {stop}, got {start}.")
-    if num_steps is not None:
-        start, stop = min(start, num_steps), min(stop, num_steps)
+        raise ValueError("stop must be given for an endless order: each record occurs again and again.")
     last = stop * size if limit is None else min(stop * size, limit)
     first = min(start * size, last)
     tail_start = max(first, last // size * size)
@@ -482,7 +448,22 @@ def composition_of(plan: Plan, start: int, stop: int | None, lengths: Any) -> Co
         _epochs(order, number, None if rows is None else int(rows[number]), count, records)
         for number, (count, records) in enumerate(zip(documents.tolist(), sizes, strict=True))
     ]
-    return Composition.of((start, stop), names, documents.tolist(), None if tokens is None else tokens.tolist(), epochs)
+    return _Counts(start, stop, documents, tokens, epochs)
+
+
+def _joined(counted: Sequence[_Counts]) -> Iterator[ComponentCount]:
+    """Yields the sums of the counts of consecutive batches, by component."""
+    documents = np.sum([each.documents for each in counted], axis=0)
+    known = [each.tokens for each in counted if each.tokens is not None]
+    tokens = np.sum(known, axis=0) if known else None
+    shared = documents if tokens is None else tokens
+    for number, epochs in enumerate(zip(*(each.epochs for each in counted), strict=True)):
+        yield ComponentCount(
+            int(documents[number]),
+            None if tokens is None else int(tokens[number]),
+            None if None in epochs else sum(filter(None, epochs)),
+            int(shared[number]) / max(1, int(shared.sum())),
+        )
 
 
 def _components(order: Any, source: Any) -> tuple[tuple[Any, ...], Sequence[int]]:
