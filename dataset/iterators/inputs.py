@@ -221,6 +221,8 @@ class JoinedInput(Input):
     is_for_operations = False
     is_prefetching = False
     """True if the inputs prefetch from this position on."""
+    _ready = 0
+    """The number of elements that can be taken."""
 
     def __init__(self, inputs: Sequence[Input]) -> None:
         self.inputs = tuple(inputs)
@@ -230,6 +232,14 @@ class JoinedInput(Input):
 
     def open_inputs(self) -> Iterator[Input]:
         return iter(self.inputs)
+
+    def num_ready(self) -> int:
+        return self._ready
+
+    def _count(self, taken: int) -> None:
+        """Counts elements that are taken."""
+        self._ready -= taken
+        self.step += taken
 
     def for_operations(self) -> None:
         self.is_for_operations = True

@@ -1,7 +1,8 @@
 """The iterator of mixed streams, which draws from the stream that is due, as a MixtureSampler computes it."""
 
+import abc
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -31,20 +32,6 @@ FEW = 64
 """Up to this number of elements, Python sorts them by stream in less time than NumPy."""
 
 
-@final
-class _Window:
-    """The number of elements to look ahead: up to twice as many as could be taken together lately."""
-
-    def __init__(self) -> None:
-        self._size = 2
-
-    def limited(self, limit: int) -> int:
-        return min(limit, self._size)
-
-    def record(self, ready: int) -> None:
-        self._size = min(max(2 * ready, self._size // 2), LOOK_AHEAD)
-
-
 @functools.lru_cache(maxsize=16)
 def _saved_weights(mixing: Mixing, count: int) -> SavedPosition:
     if count == 1:
@@ -68,36 +55,112 @@ def check_weights(saved: Any, mixing: Mixing, position: int) -> None:
         )
 
 
+class _Mixture(JoinedInput):
+    """The element of the input that is due. Subclasses locate the inputs, and know their ends."""
+
+    def __init__(self, inputs: Sequence[Input], mixing: Mixing) -> None:
+        super().__init__(inputs)
+        self._mixing = mixing
+        # The inputs of the next elements, and those of the latest ones that were taken.
+        self._due: NDArray[Any] = np.empty(0, np.int64)
+        self._latest = self._due
+        # The number of elements to look ahead: up to twice as many as could be taken together lately.
+        self._window = 2
+        self._ended = False
+
+    def below(self) -> Iterator[tuple[str, Input]]:
+        return zip(map(str, self._mixing.names), self.inputs, strict=True)
+
+    def fetch(self, limit: int) -> Lack | None:
+        if self._ended:
+            return END
+        self.read_together()
+        if (lack := self._find_end()) is not None:
+            return lack
+        if not len(self._due):
+            self._due = self._following()
+        due = self._due[: min(limit, self._window)]
+        if (lack := self._fetch_first(int(due[0]), due)) is not None:
+            return lack
+        ready = len(due)
+        for number, rows in _rows_of(due):
+            count, is_end = self._ready_of(number, len(rows))
+            if count < len(rows):
+                ready = min(ready, rows[count])
+            if is_end and count <= len(rows):
+                # What follows depends on the last element of an input, which is therefore taken alone.
+                ready = min(ready, rows[count - 1] or 1)
+        self._ready, self._window = ready, min(max(2 * ready, self._window // 2), LOOK_AHEAD)
+        return None
+
+    def _find_end(self) -> Lack | None:
+        """Returns END if no element is due, or the reason if that cannot be known yet."""
+        return None
+
+    @abc.abstractmethod
+    def _following(self) -> NDArray[Any]:
+        """Returns the inputs of the elements from here on, some of them."""
+
+    @abc.abstractmethod
+    def _fetch_first(self, number: int, due: NDArray[Any]) -> Lack | None:
+        """Fetches an element of the input that is due first. Returns the reason if there is none."""
+
+    @abc.abstractmethod
+    def _ready_of(self, number: int, wanted: int) -> tuple[int, bool]:
+        """Returns the number of elements that an input has, of those wanted, and True if it ends after them."""
+
+    @abc.abstractmethod
+    def _take_of(self, number: int, count: int) -> list[Any]: ...
+
+    def take(self, count: int) -> list[Any]:
+        taken, self._due = self._due[:count], self._due[count:]
+        if count == 1:
+            values = self._take_of(int(taken[0]), 1)
+        else:
+            values = [None] * count
+            for number, rows in _rows_of(taken):
+                for row, value in zip(rows, self._take_of(number, len(rows)), strict=True):
+                    values[row] = value
+        self._latest = taken
+        self._count(count)
+        return values
+
+    def _backs(self, back: int) -> list[int]:
+        """Returns the number of elements of each input among the last ones."""
+        latest, count = self._latest, len(self.inputs)
+        return np.bincount(latest[len(latest) - back :], minlength=count).tolist() if back else [0] * count
+
+    def _moved(self, step: int) -> None:
+        self.step, self._due, self._ready, self.is_prefetching = step, self._due[:0], 0, False
+
+
+def _rows_of(due: NDArray[Any]) -> Iterable[tuple[int, list[int]]]:
+    """Returns the inputs that are due, each with its positions among them."""
+    if len(due) > FEW:
+        positions = np.arange(len(due))
+        return [(number, positions[rows].tolist()) for number, rows in by_number(due)]
+    found: dict[int, list[int]] = {}
+    for position, number in enumerate(due.tolist()):
+        found.setdefault(number, []).append(position)
+    return found.items()
+
+
 @final
-class MixedInputs(JoinedInput):
+class MixedInputs(_Mixture):
     """The element of the input that is due; ends when that has ended. Without names, states list inputs in order."""
 
     def __init__(self, inputs: Sequence[Input], mixing: Mixing, *, is_named: bool) -> None:
-        super().__init__(inputs)
+        super().__init__(inputs, mixing)
         # The iterators of straight chains; None for other inputs.
         self._chains = [one if isinstance(one, ReadIterator) else None for one in inputs]
-        self._names = mixing.names if is_named else None
-        # An input that a state does not name begins again.
-        beginnings = [one.position() for one in inputs] if is_named else []
-        self._beginnings = dict(zip(mixing.names, beginnings, strict=True)) if is_named else {}
-        self._mixing = mixing
+        # Named datasets may have other weights from a saved position on. One that a state does not name begins again.
+        self._names = SavedPosition(mixing.names) if is_named else None
+        self._beginnings = {name: one.position() for name, one in self.below()} if is_named else {}
         self._schedule = mixing.schedule([None] * len(inputs))
-        self._ended = False
-        self._first = 0
-        self._due: NDArray[Any] = np.empty(0, np.int64)
-        # The number of elements that can be taken, and the inputs of the latest ones that were.
-        self._ready = 0
-        self._latest = self._due
-        self._window = _Window()
-        # Named datasets may have other weights from a saved position on.
-        self._saved_names = SavedPosition(mixing.names) if is_named else None
         # At the latest position that was saved: the number of elements drawn from each input, the values of the
         # position of each, and their texts.
         count = len(inputs)
         self._known_below: tuple[Sequence[int], list[Any], list[str]] = [-1] * count, [None] * count, [""] * count
-
-    def below(self) -> Iterator[tuple[str, Input]]:
-        return zip(map(str, self._names or range(len(self.inputs))), self.inputs, strict=True)
 
     def skip_absent(self) -> None:
         """Skips the missing elements of inputs from now on."""
@@ -105,47 +168,25 @@ class MixedInputs(JoinedInput):
             if chain is not None:
                 chain.raises_absent = False
 
-    def num_ready(self) -> int:
-        return self._ready
+    def _following(self) -> NDArray[Any]:
+        return self._schedule.locate(np.arange(self.step, self.step + LOOK_AHEAD))[0]
 
-    def fetch(self, limit: int) -> Lack | None:
-        if self._ended:
-            return END
-        self.read_together()
-        due = self._inputs_due(self._window.limited(limit))
-        number = int(due[0])
+    def _fetch_first(self, number: int, due: NDArray[Any]) -> Lack | None:
         first = self.inputs[number]
-        if not first.num_ready():
-            lack = self.fetch_from(first, due.tolist().count(number), self._mixing.names[number])
-            if lack is not None:
-                self._ended = lack is END
-                return lack
-        self._ready = ready_of(due, self._num_ready_of)
-        self._window.record(self._ready)
-        return None
+        if first.num_ready():
+            return None
+        lack = self.fetch_from(first, due.tolist().count(number), self._mixing.names[number])
+        self._ended = lack is END
+        return lack
 
-    def _num_ready_of(self, number: int, wanted: int) -> tuple[int, bool]:
+    def _ready_of(self, number: int, wanted: int) -> tuple[int, bool]:
         return self.inputs[number].fill(wanted), False
 
-    def take(self, count: int) -> list[Any]:
-        due = self._inputs_due(count)
-        values = taken_in_turn(due, lambda number, wanted: self.inputs[number].take(wanted))
-        self._latest = due
-        self._ready -= count
-        self.step += count
-        return values
-
-    def _inputs_due(self, count: int) -> NDArray[Any]:
-        """Returns the inputs of the next elements."""
-        row = self.step - self._first
-        if not 0 <= row <= len(self._due) - count:
-            row, self._first = 0, self.step
-            positions = np.arange(self._first, self._first + max(count, LOOK_AHEAD))
-            self._due = self._schedule.locate(positions)[0]
-        return self._due[row : row + count]
+    def _take_of(self, number: int, count: int) -> list[Any]:
+        return self.inputs[number].take(count)
 
     def position(self, back: int = 0) -> SavedPosition:
-        backs = counts_of(self._latest, back, len(self.inputs))
+        backs = self._backs(back)
         below = SavedPosition([one.position(own) for one, own in zip(self.inputs, backs, strict=True)])
         return self._position(below, self.step - back, ended=self._ended)
 
@@ -178,7 +219,7 @@ class MixedInputs(JoinedInput):
 
     def _position(self, below: SavedPosition, step: int, *, ended: bool) -> SavedPosition:
         weights = saved_weights(self._mixing, step) if self._names is None else None
-        return SavedPosition((_KIND, step, ended, self._saved_names, weights, below))
+        return SavedPosition((_KIND, step, ended, self._names, weights, below))
 
     def move(self, position: Any) -> None:
         """Moves to a position. With names, unknown inputs start at their beginning."""
@@ -196,52 +237,8 @@ class MixedInputs(JoinedInput):
             saved = [by_name[name] if name in by_name else self._beginnings[name] for name in self._names]
         for one, own in zip(self.inputs, saved, strict=True):
             one.move(own)
-        self.step, self._ended, self._due, self._ready = step, ended, np.empty(0, np.int64), 0
-        self.is_prefetching = False
-
-
-def ready_of(due: NDArray[Any], ready_of_input: Callable[[int, int], tuple[int, bool]]) -> int:
-    """Returns the number of elements that can be taken now, of those whose inputs are due.
-
-    `ready_of_input` returns the number of elements of an input, given its number and how many are wanted, and True if
-    it ends after them. Such a last element is taken alone, because what follows depends on it.
-    """
-    ready = len(due)
-    for number, own in _rows_of(due):
-        count, is_end = ready_of_input(number, len(own))
-        if count < len(own):
-            ready = min(ready, own[count])
-        if is_end and count <= len(own):
-            ready = min(ready, own[count - 1] or 1)
-    return ready
-
-
-def _rows_of(due: NDArray[Any]) -> Iterable[tuple[int, list[int]]]:
-    """Returns the inputs that are due, each with its positions among them."""
-    if len(due) > FEW:
-        positions = np.arange(len(due))
-        return [(number, positions[rows].tolist()) for number, rows in by_number(due)]
-    found: dict[int, list[int]] = {}
-    for position, number in enumerate(due.tolist()):
-        found.setdefault(number, []).append(position)
-    return found.items()
-
-
-def taken_in_turn(due: NDArray[Any], take: Callable[[int, int], list[Any]]) -> list[Any]:
-    """Returns elements in the order in which their inputs are due, given a function that takes some of one."""
-    count = len(due)
-    if count == 1:
-        return take(int(due[0]), 1)
-    values: list[Any] = [None] * count
-    for number, own in _rows_of(due):
-        for position, value in zip(own, take(number, len(own)), strict=True):
-            values[position] = value
-    return values
-
-
-def counts_of(latest: NDArray[Any], back: int, num_inputs: int) -> list[int]:
-    """Returns the number of elements of each input among the last ones."""
-    return np.bincount(latest[len(latest) - back :], minlength=num_inputs).tolist() if back else [0] * num_inputs
+        self._moved(step)
+        self._ended = ended
 
 
 _TO_THE_END = "a mixture to the end of all"
@@ -335,7 +332,7 @@ class _Ahead:
 
 
 @final
-class ExhaustingMixture(JoinedInput):
+class ExhaustingMixture(_Mixture):
     """The element of the input that is due, until all have ended. One that ends earlier is dropped, or begins again.
 
     As in a `MixtureSampler`, what follows depends on the last element of an input, not on a turn that it has to miss.
@@ -343,60 +340,46 @@ class ExhaustingMixture(JoinedInput):
     """
 
     def __init__(self, inputs: Sequence[Input], mixing: Mixing) -> None:
-        super().__init__(inputs)
-        self._mixing = mixing
+        super().__init__(inputs, mixing)
         self._later_changes = [position for position, _ in mixing.changes[1:]]
         self._beginnings = [one.position() for one in inputs]
         self._ahead = list(map(_Ahead, inputs))
         # True for the inputs that have come whole.
         self._is_over = [False] * len(inputs)
         self._phase: Phase | None = None
-        # The inputs of the next elements of the phase.
-        self._due: NDArray[np.intp] = np.empty(0, np.intp)
-        # The number of elements that can be taken, and the inputs of the latest ones that were.
-        self._ready = 0
-        self._latest = self._due
-        self._window = _Window()
 
-    def below(self) -> Iterator[tuple[str, Input]]:
-        return zip(map(str, self._mixing.names), self.inputs, strict=True)
-
-    def num_ready(self) -> int:
-        return self._ready
-
-    def fetch(self, limit: int) -> Lack | None:
-        self.read_together()
+    def _find_end(self) -> Lack | None:
         if (awaited := self._find_empty()) is not None:
             return awaited
         phase = self._current_phase()
-        if all(self._is_over[number] for number in phase.having):
-            return END
-        due = self._next_due(phase, self._window.limited(limit))
-        first = self._ahead[int(due[0])]
-        if (awaited := first.fill()) is not None:
-            return awaited
-        if not first.usable():
-            if first.error is None:
-                return END
-            error, first.error = first.error, None
-            self.locate(error, self._mixing.names[int(due[0])])
-            raise error
-        self._ready = ready_of(due, self._num_ready_of)
-        self._window.record(self._ready)
-        return None
+        return END if all(self._is_over[number] for number in phase.having) else None
 
-    def _num_ready_of(self, number: int, wanted: int) -> tuple[int, bool]:
+    def _following(self) -> NDArray[Any]:
+        later = [position for position in self._later_changes if position > self.step]
+        positions = np.arange(self.step, min([*later, self.step + LOOK_AHEAD]))
+        return self._current_phase().locate(positions)[0]
+
+    def _fetch_first(self, number: int, due: NDArray[Any]) -> Lack | None:  # noqa: ARG002  (each fetches one by one)
+        first = self._ahead[number]
+        if (awaited := first.fill()) is not None or first.usable():
+            return awaited
+        if first.error is None:
+            return END
+        error, first.error = first.error, None
+        self.locate(error, self._mixing.names[number])
+        raise error
+
+    def _ready_of(self, number: int, wanted: int) -> tuple[int, bool]:
         ahead = self._ahead[number]
         usable = ahead.usable()
         return usable, bool(usable) and ahead.has_ended and usable <= wanted
 
+    def _take_of(self, number: int, count: int) -> list[Any]:
+        return self._ahead[number].take(count)
+
     def take(self, count: int) -> list[Any]:
-        taken, self._due = self._due[:count], self._due[count:]
-        values = taken_in_turn(taken, lambda number, wanted: self._ahead[number].take(wanted))
-        self._latest = taken
-        self._ready -= count
-        self.step += count
-        self._follow(int(taken[-1]))
+        values = super().take(count)
+        self._follow(int(self._latest[-1]))
         return values
 
     def _follow(self, number: int) -> None:
@@ -443,17 +426,10 @@ class ExhaustingMixture(JoinedInput):
             weights = reduced(left) if any(left) else tuple(left)
         return Phase(start, weights, drawn)
 
-    def _next_due(self, phase: Phase, limit: int) -> NDArray[np.intp]:
-        if not len(self._due):
-            later = [position for position in self._later_changes if position > self.step]
-            positions = np.arange(self.step, min([*later, self.step + LOOK_AHEAD]))
-            self._due = phase.locate(positions)[0]
-        return self._due[:limit]
-
     def position(self, back: int = 0) -> SavedPosition:
         phase = self._phase
         begun = () if phase is None else (phase.start, *phase.drawn)
-        backs = counts_of(self._latest, back, len(self.inputs))
+        backs = self._backs(back)
         inputs = tuple([ahead.position(own) for ahead, own in zip(self._ahead, backs, strict=True)])
         step = self.step - back
         weights = saved_weights(self._mixing, step)
@@ -472,8 +448,8 @@ class ExhaustingMixture(JoinedInput):
         for ahead, own in zip(self._ahead, inputs, strict=True):
             ahead.input.move(own)
             ahead.forget()
-        self.step, self._ready, self.is_prefetching = step, 0, False
-        self._is_over, self._due, self._phase = list(map(bool, over)), self._due[:0], None
+        self._moved(step)
+        self._is_over, self._phase = list(map(bool, over)), None
         if begun:
             start, *drawn = begun
             _, here = self._mixing.changes_before(start + 1)[-1]

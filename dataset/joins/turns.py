@@ -73,7 +73,6 @@ class _InputsInTurn(JoinedInput):
         self._next = 0
         self._turn = 0
         self._is_begun = False
-        self._ready = 0
         # The turn before the latest elements, the numbers of the slots that had them, in order, and their number.
         self._latest: tuple[int, list[int], int] = 0, [], 0
 
@@ -83,9 +82,6 @@ class _InputsInTurn(JoinedInput):
 
     def open_inputs(self) -> Iterator[Input]:
         yield from [*self._early.values(), *(slot.input for slot in self._slots if slot.input is not None)]
-
-    def num_ready(self) -> int:
-        return self._ready
 
     def fetch(self, limit: int) -> Lack | None:
         self.read_together()
@@ -132,8 +128,7 @@ class _InputsInTurn(JoinedInput):
                 values[rank :: len(order)] = one.take(_turns_of(rank, count, len(order)))
         self._latest = self._turn, order, count
         self._turn = (order[(count - 1) % len(order)] + 1) % len(self._slots)
-        self._ready -= count
-        self.step += count
+        self._count(count)
         return values
 
     def position(self, back: int = 0) -> SavedPosition:

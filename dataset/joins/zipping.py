@@ -36,10 +36,6 @@ class _ZippedInputs(JoinedInput):
         self._ended = False
         # The input that has ended first, until it is known whether the others do.
         self._shorter: int | None = None
-        self._ready = 0
-
-    def num_ready(self) -> int:
-        return self._ready
 
     def fetch(self, limit: int) -> Lack | None:
         if self._ended:
@@ -59,8 +55,7 @@ class _ZippedInputs(JoinedInput):
 
     def take(self, count: int) -> list[Any]:
         taken = list(zip(*[one.take(count) for one in self.inputs], strict=True))
-        self._ready -= count
-        self.step += count
+        self._count(count)
         return taken
 
     def _end(self, shorter: int) -> Lack:
