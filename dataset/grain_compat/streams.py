@@ -1,4 +1,7 @@
-"""Streams and datasets under Grain's names, which are results of methods of chains; and transfer to devices."""
+"""Streams and datasets under Grain's names, which are results of methods of chains; and transfer to devices.
+
+The methods document the arguments and the errors. A `parent` may be an `IterDataset` or a `MapDataset`.
+"""
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
@@ -31,14 +34,7 @@ from millstream.transforms.packing.concat_then_split import BOSHandling, ConcatT
 
 
 class LimitIterDataset(IterDataset[Any]):
-    """The first elements of a dataset.
-
-    Args:
-        parent: the dataset.
-        count: the maximum number of elements, at least 1.
-
-    Raises:
-        TypeError, ValueError: an argument is of the wrong kind or out of range.
+    """The first elements of a dataset: `parent.take(count)`.
 
     Examples:
         >>> list(millstream.experimental.LimitIterDataset(millstream.MapDataset.range(100), 3))
@@ -50,14 +46,7 @@ class LimitIterDataset(IterDataset[Any]):
 
 
 class RepeatIterDataset(IterDataset[Any]):
-    """The elements of a dataset several times: the same ones, with the same draws, each time.
-
-    Args:
-        parent: the dataset.
-        num_epochs: the number of times, at least 1; None for an endless stream.
-
-    Raises:
-        TypeError, ValueError: an argument is of the wrong kind or out of range.
+    """The elements of a dataset several times, with the same draws: `parent.repeat(num_epochs)`.
 
     Examples:
         >>> list(millstream.experimental.RepeatIterDataset(millstream.MapDataset.source(["a", "b"]), num_epochs=2))
@@ -69,15 +58,9 @@ class RepeatIterDataset(IterDataset[Any]):
 
 
 class CacheIterDataset(IterDataset[Any]):
-    """The elements of a dataset, kept in memory once they have been drawn: for a `RepeatIterDataset` after it.
+    """The elements of a dataset, kept in memory once they have been drawn: `parent.cache()`.
 
-    Where it is resumed in another process, the elements before are drawn once more.
-
-    Args:
-        parent: the dataset; all of its elements must fit into memory.
-
-    Raises:
-        TypeError: the parent is not a dataset. While reading, a CheckpointError if a state is beyond the end.
+    All of them must fit into memory. Where it is resumed in another process, the elements before are drawn once more.
 
     Examples:
         >>> kept = millstream.experimental.CacheIterDataset(millstream.MapDataset.range(3).map(lambda x: x * 10))
@@ -90,15 +73,7 @@ class CacheIterDataset(IterDataset[Any]):
 
 
 class ZipIterDataset(IterDataset[tuple[Any, ...]]):
-    """Tuples of the elements that datasets yield at the same time.
-
-    Args:
-        parents: the datasets, at least one.
-        strict: True to raise an error if one ends before the others; False to end with the shortest.
-
-    Raises:
-        TypeError, ValueError: there are no datasets, or one is not a dataset. While reading, a ValueError if their
-            lengths differ.
+    """Tuples of the elements that datasets yield at the same time: `first.zip(*others, strict=strict)`.
 
     Examples:
         >>> numbers, letters = millstream.MapDataset.range(2), millstream.MapDataset.source(["a", "b", "c"])
@@ -114,15 +89,7 @@ class ZipIterDataset(IterDataset[tuple[Any, ...]]):
 
 
 class ZipMapDataset(MapDataset[tuple[Any, ...]]):
-    """Tuples of the elements that datasets have at the same position.
-
-    What is absent in a dataset is a None in the tuple.
-
-    Args:
-        parents: datasets of equal length, at least one.
-
-    Raises:
-        ValueError: there are none, or their lengths differ.
+    """Tuples of the elements that datasets have at the same position: `first.zip(*others)`.
 
     Examples:
         >>> numbers, letters = millstream.MapDataset.range(2), millstream.MapDataset.source(["a", "b"])
@@ -137,22 +104,10 @@ class ZipMapDataset(MapDataset[tuple[Any, ...]]):
 
 
 class InterleaveIterDataset(IterDataset[Any]):
-    """One element of each of `cycle_length` datasets, one after another, in Grain's order.
+    """One element of each of `cycle_length` datasets, in turn: `IterDataset.interleave(datasets, cycle_length)`.
 
-    With `[a, b, c]` and `cycle_length=2`, it draws from a, b, a, b, … Once one of them has ended, c replaces it from
-    its next turn on.
-
-    Args:
-        datasets: a list of datasets; or a `MapDataset` whose elements are datasets, such as one that maps names of
-            files to datasets. Each is read when its turn comes, so the MapDataset may be endless.
-        cycle_length: the number of datasets that are open at a time, at least 1.
-        num_make_iter_threads: accepted for compatibility with Grain, without effect, like the next two: one set of
-            threads reads all open datasets, up to the number that their own `ReadOptions` allow.
-        make_iter_buffer_size: see `num_make_iter_threads`.
-        iter_buffer_size: see `num_make_iter_threads`.
-
-    Raises:
-        TypeError, ValueError: an argument is of the wrong kind or out of range.
+    `num_make_iter_threads`, `make_iter_buffer_size` and `iter_buffer_size` are without effect: one set of threads reads
+    all open datasets, up to the number that their own `ReadOptions` allow.
 
     Examples:
         >>> datasets = [millstream.MapDataset.source(list(text)) for text in ("aaa", "b", "cc")]
@@ -196,25 +151,10 @@ class _PackIterDataset(IterDataset[Any]):
         max_sequences_per_bin: SupportsIndex | None = None,
         overflow: str = "error",
     ) -> None:
-        """Packs a dataset.
+        """Packs the documents of a dataset.
 
-        Args:
-            parent: the dataset of documents: dicts of arrays.
-            length_struct: the number of tokens per row, for each feature; other features are dropped.
-            num_packing_bins: the number of open rows, at least 1.
-            seed: selects the order of the rows, 0 … 2**64 - 1.
-            shuffle_bins: True to shuffle rows that are completed together.
-            shuffle_bins_group_by_feature: None, because there is no other order.
-            meta_features: features without segment ids and positions. A row has a list of each not in length_struct.
-            pack_alignment_struct: documents begin at multiples of this number of tokens, for each feature; None for no
-                alignment.
-            padding_struct: the padding value of each feature; the default is 0.
-            max_sequences_per_bin: the maximum number of documents per row; None for no limit.
-            overflow: the treatment of documents longer than a row: "error", "truncate", "split" or "drop".
-
-        Raises:
-            TypeError: the parent is not a dataset.
-            TypeError, ValueError: as `FirstFitPack`.
+        The arguments are those of `FirstFitPack`. `shuffle_bins_group_by_feature` must be None, because there is no
+        other order.
         """
         if shuffle_bins_group_by_feature is not None:
             raise ValueError(
@@ -276,22 +216,9 @@ class BestFitPackIterDataset(_PackIterDataset):
 
 
 class ConcatThenSplitIterDataset(IterDataset[Any]):
-    """Rows split from concatenated documents. Only the last row has padding.
+    """Rows split from concatenated documents: `parent.apply(ConcatThenSplit(...))` with Grain's arguments.
 
-    It is `parent.apply(ConcatThenSplit(...))` with Grain's arguments; see `ConcatThenSplit` for rows and errors.
-
-    Args:
-        parent: the dataset of documents: dicts of arrays.
-        length_struct: the number of tokens per row, for each feature; other features are dropped.
-        meta_features: features, of length_struct, without segment ids and positions.
-        split_full_length_features: True, because documents as long as a row are split like all others.
-        bos_handling: the treatment of the first tokens of rows.
-        bos_features: the features in which they are replaced.
-        bos_token_id: the token that replaces them; None for no replacement.
-
-    Raises:
-        TypeError: the parent is not a dataset.
-        TypeError, ValueError: as `ConcatThenSplit`.
+    `split_full_length_features` must be True, because documents as long as a row are split like all others.
 
     Examples:
         >>> documents = millstream.MapDataset.source([{"tokens": np.full(length, length)} for length in (3, 5, 2)])
@@ -330,17 +257,7 @@ class ConcatThenSplitIterDataset(IterDataset[Any]):
 
 
 class WindowShuffleIterDataset(IterDataset[Any]):
-    """The elements of a dataset, shuffled within windows of `window_size` in a row.
-
-    Each window has its own order, and is kept in memory as a whole.
-
-    Args:
-        parent: the dataset.
-        window_size: the number of elements per window, at least 1.
-        seed: 0 … 2**64 - 1.
-
-    Raises:
-        TypeError, ValueError: an argument is of the wrong kind or out of range.
+    """The elements of a dataset, shuffled within windows: `parent.window_shuffle(window_size, seed)`.
 
     Examples:
         >>> dataset = millstream.MapDataset.range(8)
@@ -353,15 +270,7 @@ class WindowShuffleIterDataset(IterDataset[Any]):
 
 
 class RebatchIterDataset(IterDataset[Any]):
-    """Batches of one size, rebuilt from batches of any size. Rows keep their order, and no row is lost.
-
-    Args:
-        parent: the dataset of batches: structures of arrays with one row for each element in their first axis.
-        batch_size: the number of rows per batch, at least 1.
-        drop_remainder: True to drop the last rows if they do not fill a batch.
-
-    Raises:
-        TypeError, ValueError: as `Rebatch`; the parent is not a dataset.
+    """Batches of one size, rebuilt from batches of any size: `parent.rebatch(batch_size)`.
 
     Examples:
         >>> batches = millstream.MapDataset.source([np.array([1, 2, 3]), np.array([4]), np.array([5, 6])])
@@ -374,14 +283,7 @@ class RebatchIterDataset(IterDataset[Any]):
 
 
 class FlatMapIterDataset(IterDataset[Any]):
-    """The children into which an operation splits each element.
-
-    Args:
-        parent: the dataset.
-        transform: a `FlatMap`.
-
-    Raises:
-        TypeError: the parent is not a dataset, or the transform is not a `FlatMap`.
+    """The children that an operation splits elements into: `parent.flat_map(transform)`.
 
     Examples:
         >>> texts = millstream.MapDataset.source(["a b", "", "c"])
@@ -395,17 +297,7 @@ class FlatMapIterDataset(IterDataset[Any]):
 
 
 class WindowShuffleMapDataset(MapDataset[T]):
-    """The elements of a dataset, shuffled within windows of `window_size`. Neighbours stay near.
-
-    Each window and epoch has its own order. Each element occurs once per epoch, also in a shorter last window.
-
-    Args:
-        parent: the dataset.
-        window_size: the number of elements per window, at least 1.
-        seed: 0 … 2**64 - 1.
-
-    Raises:
-        TypeError, ValueError: an argument is of the wrong kind or out of range.
+    """The elements of a dataset, shuffled within windows: `parent.window_shuffle(window_size, seed)`.
 
     Examples:
         >>> dataset = millstream.MapDataset.range(8)
@@ -419,14 +311,6 @@ class WindowShuffleMapDataset(MapDataset[T]):
 
 class FlatMapMapDataset(MapDataset[Any]):
     """The children that an operation splits elements into: `parent.flat_map(transform)`.
-
-    Args:
-        parent: the dataset.
-        transform: a `FlatMap`. Element i has the positions from `i * max_fan_out` on; those for which there is no child
-            hold None.
-
-    Raises:
-        TypeError: the parent is not a MapDataset, or the transform is not a `FlatMap`.
 
     Examples:
         >>> texts = millstream.MapDataset.source(["a b", "c"])
@@ -478,14 +362,7 @@ def _prefetches(step: StreamStep) -> bool:
 
 
 class WithOptionsIterDataset(IterDataset[Any]):
-    """The same elements, with options for the whole chain.
-
-    Args:
-        parent: the dataset.
-        options: the options.
-
-    Raises:
-        TypeError: an argument is of the wrong kind.
+    """The same elements, with options for the whole chain, as `parent.options(...)` sets them.
 
     Examples:
         >>> options = millstream.experimental.DatasetOptions(on_error="skip")

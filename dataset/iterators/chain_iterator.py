@@ -8,6 +8,7 @@ an iterator may begin with the dense plan and change to the sparse one at any po
 import abc
 import dataclasses
 import functools
+import operator
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.dataset.iterators.chain_positions import check_resumable, fingerprint_number
@@ -21,14 +22,19 @@ from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import CHAIN
-from millstream.loader.pipeline.elements import Elements, Lack
+from millstream.loader.pipeline.elements import Lack
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import used_records
-from millstream.loader.views import Consumer, Insight
+from millstream.loader.views import Insight
 from millstream.transforms.of_chains import AbsentElement
 
 if TYPE_CHECKING:
     from millstream.loader.reporting.preview import Trace
+
+
+def _of_inner(name: str) -> Any:
+    """Returns a property that is the member of this name of the loader's iterator, which changes with the plan."""
+    return property(operator.attrgetter(f"_inner.{name}"), doc=getattr(DataLoaderIterator, name).__doc__)
 
 
 class EngineIterator(SavingIterator[Any], Input):
@@ -52,37 +58,14 @@ class EngineIterator(SavingIterator[Any], Input):
         return self._inner.epoch
 
     @property
-    def stall_timeout(self) -> float:
-        """The number of seconds after which a wait for one element is an error."""
-        return self._inner.stall_timeout
-
-    @property
     def insight(self) -> Insight:
         return self._execution.insight
 
-    def let_measure(self, consumer: Consumer) -> None:
-        """Lets a consumer, which the trainer calls instead, measure the trainer's waits from now on."""
-        self._inner.let_measure(consumer)
-
-    def interrupt(self) -> None:
-        """Ends all prefetching and keeps the position. Another thread that waits in `next` gets a ValueError."""
-        self._inner.interrupt()
-
-    def records_between(self, first: int, stop: int) -> int:
-        """Returns the number of records in the elements [first, stop) of a 1:1 pipeline; 0 for any other."""
-        return self._inner.records_between(first, stop)
-
-    def rows_agree(self, step: int) -> bool | None:
-        """Returns True if the element after `step` others has as many rows on all shards; None if it is not known."""
-        return self._inner.rows_agree(step)
-
-    def texts_for_hosts(self, *, is_same_shard: bool) -> tuple[dict[str, str], dict[str, str]]:
-        """Returns the texts that must be the same on all hosts, and those that should be, see `DataLoaderIterator`."""
-        return self._inner.texts_for_hosts(is_same_shard=is_same_shard)
-
-    def batches_after(self, step: int) -> int:
-        """Returns the number of elements after the first `step` ones; TypeError if it is not known."""
-        return self._inner.batches_after(step)
+    # Without a frame of Python in each call: a join takes elements one by one.
+    stall_timeout, let_measure, interrupt = map(_of_inner, ("stall_timeout", "let_measure", "interrupt"))
+    texts_for_hosts, rows_agree = map(_of_inner, ("texts_for_hosts", "rows_agree"))
+    records_between, batches_after = map(_of_inner, ("records_between", "batches_after"))
+    num_ready, take, take_elements = map(_of_inner, ("num_ready", "take", "take_elements"))
 
     def __len__(self) -> int:
         return self._inner.batches_after(self._inner.step)
@@ -102,10 +85,6 @@ class EngineIterator(SavingIterator[Any], Input):
         """Is called once if operations get the elements, which do not change them."""
         self._is_for_operations = True
 
-    def num_ready(self) -> int:
-        """Returns the number of elements that were fetched and not taken."""
-        return self._inner.num_ready()
-
     def fetch(self, limit: int) -> Lack | None:  # noqa: ARG002  (the engine knows better)
         """Fetches elements if all were taken, and waits for none. Returns the reason if there are none."""
         self._check_open()
@@ -114,14 +93,6 @@ class EngineIterator(SavingIterator[Any], Input):
         except AbsentElement as missing:
             self._change_plan(missing)
         return self._inner.fetch(shares=self._is_for_operations)
-
-    def take(self, count: int) -> list[Any]:
-        """Returns the next elements, which were fetched."""
-        return self._inner.take(count)
-
-    def take_elements(self, count: int) -> Elements:
-        """Returns the same with their origins."""
-        return self._inner.take_elements(count)
 
     def _position_here(self) -> SavedPosition:
         return self.position()
