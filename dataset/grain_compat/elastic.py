@@ -122,7 +122,7 @@ class ElasticIterator(EngineIterator):
 
     def _move_to(self, position: Any, stream: Stream | None = None) -> None:
         del stream
-        self._check_open()
+        self._check_open_to("move")
         _, index, identity, saved = values_of(position, _KIND, is_number, is_number, is_anything, is_list)
         content, options = texts_of(saved, self._content), accepted()
         accept(({"source": identity}, {"source": self._identity}), content, options.allow, strict=options.strict)
@@ -152,5 +152,5 @@ class ElasticIterator(EngineIterator):
             IndexError: there are fewer batches.
             ValueError: the iterator is closed.
         """
-        self._check_open()
+        self._check_open_to("move")
         self._inner.seek(step)

@@ -12,7 +12,7 @@ import operator
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.dataset.iterators.chain_positions import check_resumable, fingerprint_number
-from millstream.dataset.iterators.dataset_iterator import CLOSED, SavingIterator
+from millstream.dataset.iterators.dataset_iterator import SavingIterator
 from millstream.dataset.iterators.inputs import Input
 from millstream.dataset.iterators.running import FixedChain, Running
 from millstream.dataset.nodes.element_nodes import Batched
@@ -72,7 +72,7 @@ class EngineIterator(SavingIterator[Any], Input):
 
     def __next__(self) -> Any:
         if self._closed:
-            raise ValueError(CLOSED)
+            self._check_open_to("advance")
         try:
             return next(self._inner)
         except AbsentElement as missing:
@@ -87,7 +87,7 @@ class EngineIterator(SavingIterator[Any], Input):
 
     def fetch(self, limit: int) -> Lack | None:  # noqa: ARG002  (the engine knows better)
         """Fetches elements if all were taken, and waits for none. Returns the reason if there are none."""
-        self._check_open()
+        self._check_open_to("advance")
         try:
             return self._inner.fetch(shares=self._is_for_operations)
         except AbsentElement as missing:
@@ -107,7 +107,7 @@ class EngineIterator(SavingIterator[Any], Input):
         return [self.insight]
 
     def start_prefetch(self) -> None:
-        self._check_open()
+        self._check_open_to("prefetch from")
         self._inner.start_prefetch()
 
     def close(self) -> None:
@@ -260,7 +260,7 @@ class ReadIterator(EngineIterator):
         return SavedPosition((self._number, step, cursor.position, *rest))
 
     def _move_to(self, position: Any, stream: Stream | None = None) -> None:
-        self._check_open()
+        self._check_open_to("move")
         number, saved = self._read(position)
         self._move(check_resumable(number, saved, self._state(), stream))
 
@@ -281,7 +281,7 @@ class ReadIterator(EngineIterator):
 
         Costs nothing if each element of the MapDataset becomes one. Otherwise the elements before are computed again.
         """
-        self._check_open()
+        self._check_open_to("move")
         try:
             self._inner.seek(step)
         except AbsentElement as missing:

@@ -27,8 +27,6 @@ from millstream.loader.views import Insight, Inspectable
 
 T_co = TypeVar("T_co", covariant=True)
 
-CLOSED = "Trying to advance a closed iterator. Call iter(dataset) for a new one."
-
 
 class Drawn(NamedTuple, Generic[T_co]):
     """A run of elements of an iterator.
@@ -271,9 +269,9 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
         (parent,) = self._parents
         return f", draws from {getattr(parent, 'class_name', type(parent).__name__)}"
 
-    def _check_open(self) -> None:
+    def _check_open_to(self, tried: str) -> None:
         if self._closed:
-            raise ValueError(CLOSED)
+            raise ValueError(f"Trying to {tried} a closed iterator. Call iter(dataset) for a new one.")
 
 
 def position_of(iterator: DatasetIterator[Any]) -> SavedPosition | UsersState:
@@ -326,7 +324,7 @@ class SavingIterator(DatasetIterator[T_co]):
         return sealed_dict(unsealed, stream.fields, stream.ending)
 
     def _return_to(self, unsealed: SavedPosition) -> None:
-        self._check_open()
+        self._check_open_to("move")
         self._move_to(unsealed)
 
     def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
@@ -342,7 +340,7 @@ class SavingIterator(DatasetIterator[T_co]):
             CheckpointError: the state does not belong to this chain. The iterator is unchanged.
             ValueError: the iterator is closed, or `allow` has an unknown name.
         """
-        self._check_open()
+        self._check_open_to("move")
         saved = opened_dict(state)
         stream = None if saved.stream is None else stream_from(saved.stream)
         with accepting(allow, strict=strict):

@@ -117,7 +117,7 @@ class FedIterator(EngineIterator):
 
     def restore(self, position: Any, stream: Stream | None = None) -> int:
         """Moves to a saved position. Returns the block at which the stream was saved."""
-        self._check_open()
+        self._check_open_to("move")
         values = values_of(position, _KIND, is_number, is_fingerprint, is_number, is_list, is_anything)
         step, number, block, numbers, below = values
         try:
@@ -142,7 +142,7 @@ class FedIterator(EngineIterator):
 
     def start_prefetch(self) -> None:
         """Starts prefetching here, or in the streams below if nothing prefetches here."""
-        self._check_open()
+        self._check_open_to("prefetch from")
         if self._reads_ahead:
             self._inner.start_prefetch()
         else:

@@ -58,7 +58,7 @@ class ForeignHolder(DatasetIterator[T_co]):
     def _use(self, work: Callable[[], Any]) -> Any:
         self._is_used = True
         try:
-            self._check_open()
+            self._check_open_to("advance")
             return work()
         finally:
             self._release()
@@ -144,7 +144,7 @@ class CountedIterator(ForeignHolder[Any], SavingIterator[Any]):
     def __next__(self) -> Any:
         self._is_used = True
         try:
-            self._check_open()
+            self._check_open_to("advance")
             if self._has_failed:
                 # A generator is exhausted once it has raised.
                 self._restart(self._count)
@@ -167,7 +167,7 @@ class CountedIterator(ForeignHolder[Any], SavingIterator[Any]):
 
     def _move_to(self, position: Any, stream: Stream | None = None) -> None:
         del stream
-        self._check_open()
+        self._check_open_to("move")
         count, *saved = values_of(position, _COUNTED, is_number, is_list, is_list)
         identity, content = map(texts_of, saved, (self._identity, self._content))
         options = accepted()
@@ -329,7 +329,7 @@ class _StatefulIterator(ForeignHolder[Any], SavingIterator[Any]):
 
     def _move_to(self, position: Any, stream: Stream | None = None) -> None:
         del stream
-        self._check_open()
+        self._check_open_to("move")
         step, name, has_ended, state = values_of(position, _KIND, is_number, is_anything, is_flag, is_anything)
         if name != self.name:
             raise CheckpointError(f"The state belongs to another stream: saved {name!r}, here {self.name!r}.")

@@ -80,7 +80,7 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
 
     def _fetch(self) -> None:
         """Fetches and takes elements; raises StopIteration at the end of the stream."""
-        self._check_open()
+        self._check_open_to("advance")
         self.count_delivered()
         if self.consumer is not None:
             self._guarded(self._take)
@@ -202,7 +202,7 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
 
     def _go(self, move: Callable[[], None]) -> None:
         """Moves the inputs and this iterator. An interruption leaves it where it was."""
-        self._check_open()
+        self._check_open_to("move")
         self._alone(functools.partial(self._keep_and_move, move))
 
     def _keep_and_move(self, move: Callable[[], None]) -> None:
@@ -218,7 +218,7 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
         self._kept_state, self._is_torn, self._is_ahead = None, False, False
 
     def start_prefetch(self) -> None:
-        self._check_open()
+        self._check_open_to("prefetch from")
         self._guarded(super().start_prefetch)
 
     def close(self) -> None:

@@ -252,7 +252,7 @@ class MixtureIterator(EngineIterator):
         return saved
 
     def _move_to(self, position: Any, stream: Stream | None = None) -> None:
-        self._check_open()
+        self._check_open_to("move")
         self._known = None, SavedPosition()
         block = self._fed.restore(position, stream)
         if self._is_random and not self._follow(block):
@@ -261,7 +261,7 @@ class MixtureIterator(EngineIterator):
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` elements, at no cost, if each position has one."""
-        self._check_open()
+        self._check_open_to("move")
         if not self._reads:
             super().seek(step)
         if not self._execution.plan.one_to_one or any(self._lead):

@@ -166,9 +166,9 @@ def test_positions_agree_however_they_are_saved(name: str, tmp_path: Path) -> No
 
 @each_kind
 def test_a_closed_iterator_says_so(name: str) -> None:
-    """A `with` block closes at its end, even if it raises; then all that needs work is an error, and the state remains.
+    """A closed iterator raises an error for all that needs work, of chains one that says what; the state remains.
 
-    Closing again does nothing.
+    A `with` block closes at its end, even if it raises. Closing again does nothing.
     """
     with contextlib.suppress(KeyError), ALL_KINDS[name].begin() as iterator:
         assert iter(iterator) is iterator
@@ -177,15 +177,15 @@ def test_a_closed_iterator_says_so(name: str) -> None:
         raise KeyError
     iterator.close()
     way = r"millstream\.device_put\(iter\(loader\)\)" if "device_put of" in name else "iter"
-    moves: list[Callable[[], Any]] = [lambda: next(iterator)]
+    moves: list[tuple[str, Callable[[], Any]]] = [("advance", lambda: next(iterator))]
     if name in OF_USERS:
         # The class of a user's iterator does not check this.
         moves = moves[: name != "a user's iterator"]
     else:
-        moves += [iterator.start_prefetch, lambda: iterator.set_state(state)]
-        moves += [lambda: iterator.seek(0)][: ALL_KINDS[name].seeks]
-    for move in moves:
-        with pytest.raises(ValueError, match=f"(?i)closed.* call {way}"):
+        moves += [("prefetch from", iterator.start_prefetch), ("move", lambda: iterator.set_state(state))]
+        moves += [("move", lambda: iterator.seek(0))][: ALL_KINDS[name].seeks]
+    for tried, move in moves:
+        with pytest.raises(ValueError, match=f"(?i)(trying to {tried} a closed|is closed).* call {way}"):
             move()
     assert iterator.get_state() == state
 
