@@ -183,8 +183,11 @@ class Preview:
     def _sections(self) -> Iterator[str]:
         for number, batch in enumerate(self.batches):
             leaves = dict(tree.leaves(batch))
-            rows = rows_of(leaves, self._rows) if self._is_batched else [leaves]
-            yield f"<div>batch {number}{_rest(leaves, len(rows)) if self._is_batched else ''}</div>"
+            rows, rest = [leaves], ""
+            if self._is_batched:
+                rows, count = rows_of(batch, leaves, self._rows)
+                rest = f", {len(rows)} of {count_text(count, 'element')}" if count else ""
+            yield f"<div>batch {number}{rest}</div>"
             yield self._elements(rows) if rows else "<div>no elements</div>"
 
     def _elements(self, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -218,17 +221,25 @@ class Preview:
         return escaped(_shortened(f"{value.dtype} {value.shape}: {np.array2string(value, threshold=8, precision=3)}"))
 
 
-def rows_of(leaves: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
-    lengths = [len(leaf) for leaf in leaves.values() if isinstance(leaf, np.ndarray | list) and np.ndim(leaf)]
-    return [
+def rows_of(batch: Any, leaves: Mapping[str, Any], limit: int) -> tuple[list[dict[str, Any]], int]:
+    """Returns the leaves of up to `limit` elements of a batch, and the number of all."""
+    arrays = [leaf for leaf in leaves.values() if isinstance(leaf, np.ndarray | list) and np.ndim(leaf)]
+    count = min(map(len, arrays), default=0)
+    is_stacked = len(arrays) == len(leaves) and len(set(map(len, arrays))) == 1
+    if type(batch) is list or (type(batch) is tuple and not is_stacked):
+        elements = [dict(tree.leaves(element)) for element in batch]
+        if all(_kinds(element) == _kinds(elements[0]) for element in elements):
+            # A `batch_fn` has listed the elements.
+            return elements[:limit], len(elements)
+    rows = [
         {path: leaf[row] if np.ndim(leaf) and row < len(leaf) else leaf for path, leaf in leaves.items()}
-        for row in range(min(limit, min(lengths, default=0)))
+        for row in range(min(limit, count))
     ]
+    return rows, count
 
 
-def _rest(leaves: Mapping[str, Any], shown: int) -> str:
-    sizes = {len(leaf) for leaf in leaves.values() if isinstance(leaf, np.ndarray) and leaf.ndim}
-    return f", {shown} of {count_text(min(sizes), 'element')}" if sizes else ""
+def _kinds(leaves: Mapping[str, Any]) -> dict[str, tuple[type, Any]]:
+    return {path: (type(leaf), getattr(leaf, "dtype", None)) for path, leaf in leaves.items()}
 
 
 def _is_companion(path: str, leaves: Iterable[str]) -> bool:

@@ -151,6 +151,32 @@ def test_packed_rows_are_coloured_by_document() -> None:
     assert "segment_ids" not in Page(page).text
 
 
+LISTED: dict[str, list[Any]] = {
+    "images": [np.full((8, 9, 3), number, np.uint8) for number in range(4)],
+    "images of several sizes": [np.full((8 + number, 9, 3), number, np.uint8) for number in range(4)],
+    "dicts": [{"tokens": np.arange(4) + number, "text": f"{number}"} for number in range(4)],
+    "pairs": [(number, -number) for number in range(4)],
+    "texts": ["one", "two", "three", "four"],
+    "arrays": [np.arange(number, 9.0) for number in range(4)],
+}
+
+
+@pytest.mark.parametrize("records", LISTED.values(), ids=LISTED)
+def test_the_elements_of_a_list_are_its_rows(records: list[Any]) -> None:
+    """A batch that `batch_fn=list` makes is shown like the same elements without a batch, for loaders and chains."""
+    chain = millstream.MapDataset.source(records)
+    alone = millstream.load(records).preview(2)._repr_html_()
+    for listed in (
+        millstream.load(records, transformations=[millstream.Batch(3, batch_fn=list)]).preview(rows=2),
+        iter(chain.batch(3, batch_fn=list).to_iter_dataset()).preview(rows=2),
+        iter(chain.to_iter_dataset().batch(3, batch_fn=list)).preview(rows=2),
+    ):
+        page = listed._repr_html_()
+        assert "2 of 3 elements" in page
+        shown = re.compile(r"<t[hd][^>]*>.*?</t[hd]>|<img[^>]*>", re.DOTALL)
+        assert sorted(set(shown.findall(page))) == sorted(set(shown.findall(alone)))
+
+
 def test_elements_without_a_batch_are_shown_whole() -> None:
     """A record is a row: its first axis is no batch; tokens without a decoder are numbers."""
     loader = millstream.load([{"tokens": np.arange(5), "text": "a <b>", "none": None}])
