@@ -43,9 +43,11 @@ hypothesis.settings.register_profile("explore", deadline=None)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "repeat")
 hypothesis.settings.load_profile(PROFILE)
 
-# A shell that starts the tests in the background has Ctrl-C ignored in them, and in all that they start.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell that starts the tests in the background has Ctrl-C ignored in them, and in all that they start; so has `nohup`
+# the signal of a terminal that is closed.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # Tests are compiled with pytest's own assertions. Where no bytecode may be written, each run would take seconds for it.
 NO_BYTECODE = sys.dont_write_bytecode

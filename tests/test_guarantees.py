@@ -21,7 +21,7 @@ import millstream
 from support.documents.document_tables import RowTests, rows
 from support.faults.user_faults import WAIT_SECONDS
 from support.files.record_files import write_array_record
-from support.processes.worker_pools import environment, pids_of, python
+from support.processes.worker_pools import environment, expect_stalls, pids_of, python
 
 PAGE = Path(__file__).parents[1] / "docs/guarantees.md"
 
@@ -164,9 +164,11 @@ def sleep_at_five(value: int) -> int:
 
 @row("a worker is stuck", "a warning, then an error with stack and record keys (`stall_timeout`)")
 def worker_is_stuck(_: Path) -> None:
-    loader = loader_of([sleep_at_five], shuffle=False, worker_count=1, stall_timeout=2.0)
-    with pytest.raises(millstream.WorkerStalledError, match=r"records 0, 1, 2, 3, 4, 5(?s:.*)sleep_at_five"):
-        batches_of(loader)
+    with iter(loader_of([sleep_at_five], shuffle=False, worker_count=1)) as batches:
+        batches.start_prefetch()
+        expect_stalls(batches, 0.5)
+        with pytest.raises(millstream.WorkerStalledError, match=r"records 0, 1, 2, 3, 4, 5(?s:.*)sleep_at_five"):
+            next(batches)
 
 
 @row("an operation returns what cannot be pickled", "an error that names the leaf and the record key")

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,9 @@ from millstream.experimental import (
 )
 from millstream.loader.engine import policy
 from millstream.loader.threads import shared_threads
+from support.clocks.owned_clock import CLOCK
 from support.draw.chains import CountedSource
+from support.faults.user_faults import WAIT_SECONDS
 from support.stores.waiting_storage import Storage
 
 NUM_STREAMS = 4
@@ -50,7 +53,7 @@ class Gate:
             self.num_begun += 1
             self.most = max(self.most, self._in_flight)
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: self.most >= self._count, timeout=10.0):
+            if not self._changed.wait_for(lambda: self.most >= self._count, WAIT_SECONDS):
                 self.is_passed = False
             self._in_flight -= 1
 
@@ -139,6 +142,7 @@ def test_all_streams_together_are_read_as_far_ahead_as_one(join: str) -> None:
 def test_many_fast_streams_are_read_in_calls_that_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The share of each stream in the buffer is two records, but a call of a thread reads more if they take no time."""
     monkeypatch.setattr(policy, "HAND_OVER_SECONDS", 1e-4)
+    monkeypatch.setattr(time, "perf_counter", CLOCK.perf_counter)
     source = CountedSource(0, LENGTH)
     streams = [MapDataset.source(source).to_iter_dataset(ReadOptions(2, 128)).filter(bool) for _ in range(64)]
     with iter(IterDataset.mix(streams).batch(64)) as iterator:

@@ -741,15 +741,18 @@ def test_a_device_that_never_takes_a_batch_is_an_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The wait for it is bounded: a line in the log, then an error with the records and the stack of the thread."""
-    released = threading.Event()
+    is_stuck, released = threading.Event(), threading.Event()
 
     def stuck_on_the_device(*_: Any) -> None:
+        is_stuck.set()
         released.wait()
 
     monkeypatch.setattr(Placement, "put", stuck_on_the_device)
     monkeypatch.setattr(waiting, "STALL_WARNING_SECONDS", 0.05)
     monkeypatch.setattr(device_iterator, "SLICE_SECONDS", 0.0)
     with millstream.device_put(iter(loader_of(stall_timeout=0.2))) as batches:
+        batches.start_prefetch()
+        assert is_stuck.wait(WAIT_SECONDS)
         with pytest.raises(millstream.WorkerStalledError, match="stuck_on_the_device") as caught:
             next(batches)
         released.set()

@@ -99,7 +99,7 @@ def chain_of(dataset: Any) -> Any:
 
 
 NO_THREADS = ReadOptions(num_threads=0)
-OPTIONS: dict[str, Any] = {"num_epochs": 1, "batch_size": 4, "stall_timeout": STALL_SECONDS}
+OPTIONS: dict[str, Any] = {"num_epochs": 1, "batch_size": 4}
 CONSUMERS: dict[str, tuple[Callable[[], Any], str]] = {
     "default threads": (
         lambda: millstream.load(list(range(60)), transformations=[hang_once], **OPTIONS),
@@ -150,23 +150,25 @@ def test_a_call_that_hangs_in_the_consumers_thread_is_logged(
         reader = threading.Thread(target=lambda: batches.extend(iterator))
         reader.start()
         try:
-            message = logged.get(timeout=WAIT_SECONDS)
-            while consumer in {"debug", "local operations after workers"} and named not in message:
-                # The start of the workers may take longer than this limit, too.
-                message = logged.get(timeout=WAIT_SECONDS)
+            # On a busy machine, the batches before, or the start of workers, may take longer than the limit, too.
+            while named not in (message := logged.get(timeout=WAIT_SECONDS)):
+                assert "in hang_once\n" not in message
             assert message.startswith("millstream: the consumer's thread has been busy for ")
-            assert named in message
             assert "in hang_once\n" in message
         finally:
             hanging.put(64)
             reader.join(WAIT_SECONDS)
     assert len(batches) >= 15
-    assert logged.empty()
+    assert not any("in hang_once\n" in logged.get() for _ in range(logged.qsize()))
 
 
 def test_a_read_that_hangs_is_an_error(hanging: Pipe) -> None:
     """The stall timeout ends the wait for a source of the user, however quick its reads were."""
-    with iter(millstream.load(Hanging(), num_epochs=1, batch_size=4, stall_timeout=STALL_SECONDS)) as iterator:
+    with iter(millstream.load(Hanging(), num_epochs=1, batch_size=4)) as iterator:
+        # Shortened shortly before: how long all else takes depends on the machine.
+        assert [next(iterator)[0] for _ in range(6)] == list(range(0, 24, 4))
+        engine: Any = iterator._executor
+        engine.budget.place._stall_timeout = 1.0
         with pytest.raises(millstream.WorkerStalledError, match=r"record.* 30"):
             list(iterator)
         hanging.put(64)

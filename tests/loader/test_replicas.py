@@ -439,7 +439,7 @@ class Source:
 
 shard = millstream.ShardOptions(0, 1, share_on_host=True)
 loader = millstream.load(
-    Source(), shuffle=True, seed=0, batch_size=8, shard_options=shard, stall_timeout=1.0,
+    Source(), shuffle=True, seed=0, batch_size=8, shard_options=shard, stall_timeout=4.0,
     transformations=[millstream.RandomMap(lambda key, rng: key + rng.random())],
     read_options=millstream.ReadOptions(num_threads=0),
 )

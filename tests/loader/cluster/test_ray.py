@@ -366,7 +366,7 @@ def test_a_stall_is_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
             actor.clock.restart()
             actor.clock.timeout = 0.5
         place._options = dataclasses.replace(place._options, stall_timeout=0.5)
-        with pytest.raises(WorkerStalledError, match=r"has made no progress for 0\.5 s"):
+        with pytest.raises(WorkerStalledError, match=r"has made no progress for \d\.\d s"):
             next(iterator)
     assert any("has been busy for" in record.getMessage() for record in caplog.records)
 

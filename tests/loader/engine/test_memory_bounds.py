@@ -79,6 +79,10 @@ class Waiting(Recorded):
         return super().__getitem__(key)[: self._size].copy()
 
 
+MANY = 2 * (1 + 4)
+"""The batches in flight of two workers that have several reads each."""
+
+
 @pytest.mark.parametrize("limit", [None, 1_000_000])
 def test_batches_in_flight_take_few_bytes_however_reads_wait(
     limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -95,16 +99,19 @@ def test_batches_in_flight_take_few_bytes_however_reads_wait(
         arguments: dict[str, Any] = {"batch_size": 4, "worker_count": 2, "read_options": reading}
         with iter(millstream.load(Waiting(file, size), **arguments)) as iterator:
             most = 0
-            for step in range(1, 31):
+            # On a busy machine, workers may see late that their reads wait, and have few in flight until then.
+            for step in range(1, 3000):
                 next(iterator)
                 made_all(iterator)
                 if step > 10:  # From then on, their size is known.
                     most = max(most, file.stat().st_size // 4 - step)
+                if step >= 30 and (size == RECORD_BYTES or most >= MANY):
+                    break
         counts[size] = most
     bound = 3_000_000 if limit is None else limit
     assert counts[RECORD_BYTES] * 4 * RECORD_BYTES <= bound
     assert counts[RECORD_BYTES] < 2 * (1 + 1) + 4
-    assert counts[1000] >= 2 * (1 + 4)
+    assert counts[1000] >= MANY
 
 
 def test_a_budget_below_one_block_is_slow_and_not_stuck(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

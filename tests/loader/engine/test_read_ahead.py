@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.transforms import Batch, Filter, Map
 from support.faults.memory_limits import no_threads
 from support.faults.user_faults import WAIT_SECONDS
-from support.processes.worker_pools import at_most, python
+from support.processes.worker_pools import at_most, in_background, python
 
 
 def loader_of(
@@ -355,50 +356,72 @@ def test_stopped_readers_drop_what_they_have_not_begun() -> None:
     assert our_threads() == []
 
 
+STALL_SECONDS = 0.3
+
+
 @pytest.fixture
-def stuck_loader(monkeypatch: pytest.MonkeyPatch) -> Iterator[millstream.DataLoader]:
-    """Yields a loader whose threads are stuck at number 43 until the end of the test."""
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[millstream.DataLoaderIterator]:
+    """Yields an iterator before its fifth batch, whose threads are stuck at number 43 until the end of the test.
+
+    Only now does it expect stalls: on a busy machine, the batches before may take long, too.
+    """
     monkeypatch.setattr(policy, "HAND_OVER_SECONDS", 0.0)
     monkeypatch.setattr(shared_threads, "CLOSE_SECONDS", 0.1)
-    released = threading.Event()
+    is_stuck, released = threading.Event(), threading.Event()
 
     def read_from_storage(key: int) -> int:
         if key == 43:
+            is_stuck.set()
             released.wait(WAIT_SECONDS)
         return key
 
-    yield millstream.load(range(1000), transformations=[read_from_storage], batch_size=10, stall_timeout=0.3)
+    with iter(millstream.load(range(1000), transformations=[read_from_storage], batch_size=10)) as iterator:
+        assert [next(iterator)[0] for _ in range(4)] == [0, 10, 20, 30]
+        iterator.start_prefetch()
+        assert is_stuck.wait(WAIT_SECONDS)
+        budget_of(iterator._running_executor()).place._stall_timeout = STALL_SECONDS
+        yield iterator
     released.set()
 
 
 def test_a_read_that_never_returns_is_reported_and_becomes_an_error(
-    stuck_loader: millstream.DataLoader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    stuck: millstream.DataLoaderIterator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All batches before come, then a log line, then an error at its turn: with record keys and the read's stack."""
     monkeypatch.setattr(waiting, "STALL_WARNING_SECONDS", 0.05)
-    batches: list[list[int]] = []
-    with pytest.raises(millstream.WorkerStalledError) as caught, iter(stuck_loader) as iterator:
-        batches.extend(batch.tolist() for batch in iterator)
-    assert batches == [list(range(first, first + 10)) for first in range(0, 40, 10)]
+    with pytest.raises(millstream.WorkerStalledError) as caught:
+        next(stuck)
     (message,) = [message for message in caplog.messages if "finished nothing" in message]
     for text in (str(caught.value), message):
         assert "the records 40, 41, 42" in text
         assert "read_from_storage" in text
 
 
-def test_a_signal_handler_that_outlasts_a_wait_does_not_unbind_it(stuck_loader: millstream.DataLoader) -> None:
+def test_a_signal_handler_that_outlasts_a_wait_does_not_unbind_it(stuck: millstream.DataLoaderIterator) -> None:
     """A handler that runs past the end of a wait delays the error of a stall by its own time, and not for ever."""
-    before = signal.signal(signal.SIGALRM, lambda *_: time.sleep(0.6))
+    main, calls = threading.get_ident(), []
+
+    def outlast(*_: object) -> None:
+        calls.append(end := time.monotonic() + 2 * STALL_SECONDS)
+        while time.monotonic() < end:
+            pass
+
+    def ring_while_it_waits() -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while sys._current_frames()[main].f_code is not waiting.TimedQueue.get.__code__:
+            assert time.monotonic() < deadline
+        signal.pthread_kill(main, signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, outlast)
     try:
-        with iter(stuck_loader) as iterator:
-            iterator.seek(4)
-            iterator.start_prefetch()
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
-            with pytest.raises(millstream.WorkerStalledError, match="the records 40, 41, 42"):
-                next(iterator)
+        with (
+            in_background(ring_while_it_waits),
+            pytest.raises(millstream.WorkerStalledError, match="the records 40, 41, 42"),
+        ):
+            next(stuck)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+    assert len(calls) == 1
 
 
 LEAVING_SCRIPT = """

@@ -164,12 +164,15 @@ print(FORK_SERVERS.idle[0].process.pid)
         assert (done.returncode, done.stderr) == (0, "")
         assert has_ended(int(done.stdout), iter([]))
         return
-    monkeypatch.setattr(retirement, "IDLE_SECONDS", 0.5 if end == "time" else WAIT_SECONDS)
     loader = loader_of()
     (server,) = FORK_SERVERS.idle
-    if end == "time" and server.retirement is not None:
+    if end == "time":
+        monkeypatch.setattr(retirement, "IDLE_SECONDS", 0.01)
+        FORK_SERVERS._begin_idleness(server)
+        assert server.retirement is not None
         server.retirement.thread.join(WAIT_SECONDS)
         assert server.process.returncode is not None
+        monkeypatch.undo()
     else:
         server.process.kill()
     assert batches(loader) == EXPECTED

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -24,9 +25,8 @@ from support.draw.elements_of_all_kinds import (
     filled,
     with_layout,
 )
-from support.faults import user_faults
-from support.faults.user_faults import At
-from support.processes.worker_pools import pool_of
+from support.faults.user_faults import At, Pipe, ReportThen
+from support.processes.worker_pools import in_background, pool_of
 from support.streams import comparable
 
 # Workers need not import hypothesis to have the operations and classes of these modules.
@@ -131,14 +131,22 @@ def test_quick_batches_come_several_in_a_call(is_slow: bool) -> None:
     assert calls >= len(batches) if is_slow else calls < len(batches) / 4
 
 
-def test_a_hang_in_a_call_of_several_batches_loses_none() -> None:
+def test_a_hang_in_a_call_of_several_batches_loses_none(tmp_path: Path) -> None:
     """Those before it may wait for it. The error names records, and the iterator stays after what it delivered."""
-    operations = [At(2000, user_faults.hang), Batch(4)]
-    with iter(millstream.load(range(4000), transformations=operations, worker_count=1, stall_timeout=1.0)) as iterator:
+    with Pipe(tmp_path / "there") as there:
+        operations = [At(2000, ReportThen(there.path)), Batch(4)]
+        iterator = iter(millstream.load(range(4000), transformations=operations, worker_count=1))
+
+        def give_up_soon() -> None:
+            there.take()
+            (worker,) = pool_of(iterator).workers
+            worker.clock.timeout = 0.5
+
         delivered: list[Any] = []
-        with pytest.raises(WorkerStalledError, match=r"with the records \d+, "):
+        with in_background(give_up_soon), pytest.raises(WorkerStalledError, match=r"with the records \d+, "):
             delivered.extend(batch.tolist() for batch in itertools.islice(iterator, 501))
         assert delivered == [list(range(4 * step, 4 * step + 4)) for step in range(iterator.step)]
         assert len(delivered) <= 500
         iterator.seek(501)
         assert next(iterator).tolist() == [2004, 2005, 2006, 2007]
+        iterator.close()

@@ -81,6 +81,7 @@ def test_a_stall_is_a_warning_and_then_an_error(
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
         (stalled,) = there.take_numbers()
         wait_until(stalled, told[0])
+        made_all(iterator, but=stalled)
         monkeypatch.setattr(waiting, "STALL_WARNING_SECONDS", 0.1)
         expect_stalls(iterator, STALL_SECONDS)
         with pytest.raises(WorkerStalledError) as caught, at_most(STALL_SECONDS + 1.0):

@@ -43,7 +43,11 @@ def our_threads() -> list[threading.Thread]:
 
 def worker_pids() -> set[int]:
     """Returns the worker processes of all fork servers of this process."""
-    return {worker.pid for server in psutil.Process().children() for worker in server.children()}
+    found: set[int] = set()
+    for server in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # Another process may end at any moment.
+            found.update(worker.pid for worker in server.children())
+    return found
 
 
 def started_workers(number: int) -> set[int]:

@@ -114,10 +114,13 @@ def processes_of(iterator: millstream.DataLoaderIterator) -> list[int]:
     return [fork_server_of(iterator), *pids_of(iterator)]
 
 
-def made_all(iterator: millstream.DataLoaderIterator) -> list[int]:
-    """Waits until the workers of an iterator have made all that they were given; returns their process numbers."""
+def made_all(iterator: millstream.DataLoaderIterator, but: int | None = None) -> list[int]:
+    """Waits until the workers of an iterator have made all that they were given; returns their process numbers.
+
+    It does not wait for the process `but`.
+    """
     deadline = time.monotonic() + WAIT_SECONDS
-    while any(worker.calls for worker in workers_of(iterator)):
+    while any(worker.calls for worker in workers_of(iterator) if worker.pid != but):
         assert time.monotonic() < deadline, "the workers do not answer"
         place_of(iterator)._receive(1.0)
     return pids_of(iterator)

@@ -8,12 +8,16 @@ import numpy as np
 
 LATENCY = 0.02
 """The seconds that a read takes until as many as allowed are in flight."""
+GROWTH, MAX_LATENCY = 1.003, 1.0
+"""On a busy machine, some thread may begin its read after those of the others have ended. So each read that was not met
+by as many makes the next ones longer, up to this limit.
+"""
 
 
 class Storage:
     """Documents that hold the largest number of reads that were in flight so far, in the process that reads.
 
-    A read ends when `limit` are in flight, or after LATENCY.
+    A read ends when `limit` are in flight, or after some LATENCY.
     """
 
     def __init__(self, limit: int) -> None:
@@ -23,6 +27,7 @@ class Storage:
     def _reset(self) -> None:
         self._changed = threading.Condition()
         self._in_flight = self._peak = 0
+        self._latency = LATENCY
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._limit,)
@@ -39,6 +44,7 @@ class Storage:
             self._in_flight += 1
             self._peak = max(self._peak, self._in_flight)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._peak >= self._limit, LATENCY)
+            if not self._changed.wait_for(lambda: self._peak >= self._limit, self._latency):
+                self._latency = min(GROWTH * self._latency, MAX_LATENCY)
             self._in_flight -= 1
             return [{"tokens": np.full(3, self._peak, np.int32)} for _ in keys]
