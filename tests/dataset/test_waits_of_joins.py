@@ -74,7 +74,8 @@ def test_outputs_are_delivered_while_an_input_is_awaited(
         if place == "threads":
             dataset = dataset.prefetch(ReadOptions(1, 4))
         else:
-            dataset = (joined if place == "a join in workers" else dataset).mp_prefetch(2)
+            # As many workers as reads: no call waits behind the read that is held, in the queue of its worker.
+            dataset = (joined if place == "a join in workers" else dataset).mp_prefetch(8)
         with iter(dataset) as iterator:
             first = [next(iterator), next(iterator)] if place == "a join in workers" else next(iterator)
             go.put(9)
