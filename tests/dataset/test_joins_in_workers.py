@@ -15,7 +15,7 @@ from millstream import IterDataset, MapDataset, ReadOptions
 from millstream.experimental import InterleaveIterDataset, ZipIterDataset
 from millstream.loader.processes import pool
 from support.faults.interrupted import interrupt_at
-from support.processes.process_tree import started_workers, worker_pids
+from support.processes.process_tree import settled_workers, worker_pids
 from support.processes.worker_pools import python
 
 
@@ -69,7 +69,7 @@ def test_all_functions_below_a_join_run_in_one_set_of_workers(join: Callable[[],
     spread = (lists(join()) if order == "join, lists" else join()).mp_prefetch(2)
     with iter(lists(spread) if order == "lists after mp_prefetch" else spread) as iterator:
         elements = [next(iterator)]
-        workers = started_workers(2)
+        workers = settled_workers(2)
         elements += iterator
         assert worker_pids() == workers
         assert len(workers) == 2
@@ -99,7 +99,7 @@ def begin(dataset: IterDataset[Any], *, is_interrupted: bool) -> set[int]:
     """Returns the workers of an iterator that is used, moved, and perhaps interrupted, and then dropped."""
     iterator = iter(dataset)
     next(iterator)
-    state, workers = iterator.get_state(), started_workers(2)
+    state, workers = iterator.get_state(), settled_workers(2)
     following = numbers([next(iterator), next(iterator)])
     iterator.set_state(state)
     assert numbers([next(iterator)]) == following[:1]

@@ -15,7 +15,7 @@ from millstream import IterDataset, MapDataset
 from millstream.errors import WorkerDiedError
 from millstream.experimental import InterleaveIterDataset, LimitIterDataset, RepeatIterDataset
 from support.faults.user_faults import At, be_killed
-from support.processes.process_tree import started_workers, worker_pids
+from support.processes.process_tree import settled_workers, worker_pids
 
 
 def is_kept(number: Any) -> bool:
@@ -97,7 +97,7 @@ def test_the_next_pass_finds_the_workers(kind: str) -> None:
     """
     dataset = WITH_WORKERS[kind]()
     expected = list(dataset)
-    first = started_workers(2)
+    first = settled_workers(2)
     for element in dataset:
         assert element == expected[0]
         break

@@ -25,9 +25,10 @@ from millstream.loader.engine.worker_choice import Window, WorkerChoice
 from millstream.loader.processes.pool import Pool
 from millstream.loader.workers import process_settings
 from support.faults.interrupted import interrupt_at
+from support.faults.user_faults import WAIT_SECONDS
 from support.processes.moves import move_as, move_at_random
-from support.processes.process_tree import processes_below, worker_pids
-from support.processes.worker_pools import EXPECTED, LATE_SECONDS, batches, loader_of, still_there
+from support.processes.process_tree import processes_below, settled_workers, worker_pids
+from support.processes.worker_pools import EXPECTED, batches, loader_of, still_there
 
 TRAINER = os.getpid()
 
@@ -270,24 +271,44 @@ def test_the_work_of_workers_is_measured_once(monkeypatch: pytest.MonkeyPatch) -
 def test_sleepers_are_judged_once_their_delays_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that lacks cores looks as if it waited, so a window decides nothing if they were not read before it."""
     recorded: list[Window] = []
+    judged: list[tuple[bool, bool]] = []
+    with_delays = AutoEngine._with_delays
+
+    def judge(self: AutoEngine, window: Window) -> Window | None:
+        known = with_delays(self, window)
+        judged.append((window.seems_to_wait, known is not None))
+        return known
+
+    def check(*, were_read: bool) -> None:
+        """Fails unless each window that seems to wait, but for one after another that does not, decides."""
+        for seems_to_wait, decides in judged:
+            assert decides == (were_read or not seems_to_wait)
+            # Reading the delays takes long: it is left out if they do not matter.
+            were_read = seems_to_wait
+        assert len(recorded) == sum(decides for _, decides in judged)
+
     move_as(monkeypatch, lambda _, window: recorded.append(window))
     moment = threading.Event()
     with auto(lambda _: moment.wait(0.002), read_options=millstream.ReadOptions(0)) as loader:
+        monkeypatch.setattr(AutoEngine, "_with_delays", judge)
         assert len(batches(loader)) == len(EXPECTED)
         # The first outputs are late, and decide nothing either.
-        assert len(recorded) == len(EXPECTED) - 1
+        assert len(judged) == len(EXPECTED) - 1
+        check(were_read=True)
         with iter(loader) as iterator:
             next(iterator)
-            # Reading the delays takes long: it is left out if they do not matter.
             engine, waiting, computing = executor_of(iterator), Window(1.0, 10, 0.9, 0.1), Window(1.0, 10, 0.9, 0.8)
-            assert engine._with_delays(waiting) is not None
-            assert engine._with_delays(computing) == computing
+            assert with_delays(engine, waiting) is not None
+            assert with_delays(engine, computing) == computing
             assert engine._scheduling is None
-            assert engine._with_delays(waiting) is None
+            assert with_delays(engine, waiting) is None
             engine._scheduling = None
-            for num_recorded in (len(recorded), len(recorded) + 1):
+            recorded.clear()
+            judged.clear()
+            for _ in range(2):
                 next(iterator)
-                assert len(recorded) == num_recorded
+            assert len(judged) == 2
+            check(were_read=False)
 
 
 def test_more_threads_read_if_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +351,7 @@ def test_an_end_leaves_no_thread_and_no_worker(number: int, choose: Callable[...
             else:
                 list(iterator)
             assert not threads()
-            assert len(worker_pids()) == (0 if closes else number)
+            assert len(settled_workers(0 if closes else number)) == (0 if closes else number)
 
 
 def test_a_pass_without_idle_workers_starts_those_that_were_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +372,7 @@ def test_a_pass_without_idle_workers_starts_those_that_were_chosen(monkeypatch: 
         loader._execution.choice.keep(1, "of another pass")
         first, *_ = loader
         assert not first.any()
-        assert len(worker_pids()) == 1
+        assert len(settled_workers(1)) == 1
 
 
 def test_workers_that_cannot_be_of_the_number_end(
@@ -386,7 +407,7 @@ def test_workers_end_that_start_while_another_thread_closes_the_iterator(
             engines.append(executor_of(iterator))
             thread = threading.Thread(target=iterator.close)
             thread.start()
-            thread.join(LATE_SECONDS)
+            thread.join(WAIT_SECONDS)
             assert not thread.is_alive()
 
         monkeypatch.setattr(Pool, "resize", close)
@@ -570,7 +591,7 @@ def test_another_thread_may_close_it_while_workers_start(choose: Callable[..., N
                     pass
             except ValueError:
                 pass
-            thread.join(LATE_SECONDS)
+            thread.join(WAIT_SECONDS)
             assert not thread.is_alive()
 
 

@@ -50,10 +50,13 @@ def worker_pids() -> set[int]:
     return found
 
 
-def started_workers(number: int) -> set[int]:
-    """Returns the worker processes of this process as soon as there are so many: the first may work before the last."""
+def settled_workers(number: int) -> set[int]:
+    """Returns the worker processes of this process as soon as there are so many.
+
+    Others work before the last has started, and while one that is not needed ends.
+    """
     deadline = time.monotonic() + WAIT_SECONDS
-    while len(workers := worker_pids()) < number:
+    while len(workers := worker_pids()) != number:
         assert time.monotonic() < deadline, workers
     return workers
 
