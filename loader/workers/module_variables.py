@@ -66,10 +66,7 @@ def variables_read(objects: Iterable[object], is_library: Callable[[str], bool])
         objects: source, sampler and operations of a pipeline.
         is_library: returns True for the name of a module whose code and variables are not looked into.
     """
-    search = _Search(is_library)
-    for one in objects:
-        search.add(one)
-    search.run()
+    search = _Search(objects, is_library)
     return {key: value for key, value in search.found.items() if key not in search.assigned}
 
 
@@ -78,11 +75,7 @@ def libraries_used(objects: Iterable[object], is_library: Callable[[str], bool])
 
     What these libraries use themselves is not known.
     """
-    search = _Search(is_library)
-    for one in objects:
-        search.add(one)
-    search.run()
-    return search.libraries
+    return _Search(objects, is_library).libraries
 
 
 @final
@@ -95,7 +88,7 @@ class _Search:
         assigned: the variables that functions assign, such as caches that are filled at the first call.
     """
 
-    def __init__(self, is_library: Callable[[str], bool]) -> None:
+    def __init__(self, objects: Iterable[object], is_library: Callable[[str], bool]) -> None:
         self.libraries: set[str] = set()
         self.found: Variables = {}
         self.assigned: set[tuple[str, str]] = set()
@@ -105,13 +98,16 @@ class _Search:
         self._is_library = functools.lru_cache(maxsize=None)(is_library)
         self._seen: set[int] = set()
         self._waiting: list[Any] = []
+        for one in objects:
+            self._add(one)
+        self._run()
 
-    def add(self, value: Any) -> None:
+    def _add(self, value: Any) -> None:
         if not issubclass(type(value), _scalars()) and id(value) not in self._seen and len(self._seen) < MAX_OBJECTS:
             self._seen.add(id(value))
             self._waiting.append(value)
 
-    def run(self) -> None:
+    def _run(self) -> None:
         while self._waiting:
             self._look_into(self._waiting.pop())
         self.assigned |= {
@@ -131,12 +127,12 @@ class _Search:
                 attributes = frozenset(vars(value))
                 self._look_at_attributes(value.__module__, value.__qualname__, value, attributes)
                 for one in (*value.__mro__[1:], *list(vars(value).values())):
-                    self.add(one)
+                    self._add(one)
         elif not issubclass(kind, ModuleType):
             held_by = next((held_by for kinds, held_by in _HELD if issubclass(kind, kinds)), _held_by_instance)
             # As a list, because other threads may change what is looked into.
             for one in list(itertools.islice(held_by(value), MAX_HELD)):
-                self.add(one)
+                self._add(one)
 
     def _look_into_function(self, function: FunctionType) -> None:
         home = function.__globals__.get("__name__", "")
@@ -145,7 +141,7 @@ class _Search:
             return
         for cell in function.__closure__ or ():
             # An empty cell has no contents.
-            self.add(getattr(cell, "cell_contents", None))
+            self._add(getattr(cell, "cell_contents", None))
         names, assigned = _names_in(function.__code__)
         self.libraries |= names
         self.assigned.update((home, name) for name in assigned)
@@ -194,7 +190,7 @@ class _Search:
             if is_of_module and last not in _variables_of_identity(getattr(module, "__file__", None)):
                 self.found[home, name] = value
         else:
-            self.add(value)
+            self._add(value)
 
 
 def _held_by_instance(value: Any) -> Iterator[Any]:

@@ -17,7 +17,7 @@ import pickle
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple, Self, TypeAlias, final
 
@@ -113,8 +113,12 @@ Variables: TypeAlias = dict[tuple[str, str], Pickled]
 
 def variables_of(pipelines: Iterable[Pipeline]) -> Variables:
     """Returns the plain variables of the user's modules that the code of pipelines reads, with their values now."""
-    objects = [one for pipeline in pipelines for one in (pipeline.source, pipeline.sampler, *pipeline.operations)]
-    return {key: Pickled(pickle.dumps(value)) for key, value in variables_read(objects, _is_library).items()}
+    found = variables_read(_objects_of(pipelines), _is_library)
+    return {key: Pickled(pickle.dumps(value)) for key, value in found.items()}
+
+
+def _objects_of(pipelines: Iterable[Pipeline]) -> list[Any]:
+    return [owner for pipeline in pipelines for _, owner in pipeline.objects]
 
 
 def check_places_agree(pipelines: Iterable[Pipeline]) -> None:
@@ -122,9 +126,8 @@ def check_places_agree(pipelines: Iterable[Pipeline]) -> None:
 
     In workers, JAX computes on the processor.
     """
-    objects = [one for pipeline in pipelines for one in (pipeline.source, pipeline.sampler, *pipeline.operations)]
     platform = _platform_of_jax()
-    if platform != "cpu" and any(map(_names_jax, libraries_used(objects, _is_library))):
+    if platform != "cpu" and any(map(_names_jax, libraries_used(_objects_of(pipelines), _is_library))):
         raise ValueError(
             f"operations use JAX, which computes on {platform or 'a device that it has not chosen yet'} in this "
             "process, and on the CPU in workers"
@@ -317,33 +320,14 @@ def _apply_flags(flags: Any, settings: tuple[dict[str, Any], bool]) -> None:
 
 # Modules of Python ---------------------------------------------------------------------------------------------------
 
-_OF_CONTEXT = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+_OF_CONTEXT = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp", "traps")
 
 
-def _taken_decimal(decimal: Any) -> Any:
-    """Returns the context that each new thread and context begins with."""
-    context = decimal.DefaultContext
-    traps = {signal.__name__: bool(is_set) for signal, is_set in context.traps.items()}
-    return {name: getattr(context, name) for name in _OF_CONTEXT}, traps
-
-
-def _apply_decimal(decimal: Any, settings: Any) -> None:
-    values, traps = settings
-    for name, value in values.items():
-        setattr(decimal.DefaultContext, name, value)
-    for name, is_set in traps.items():
-        decimal.DefaultContext.traps[getattr(decimal, name)] = is_set
-
-
-def _taken_locale(locale: Any) -> dict[str, str]:
-    names = [name for name in dir(locale) if name.startswith("LC_") and name != "LC_ALL"]
-    return {name: locale.setlocale(getattr(locale, name)) for name in names}
-
-
-def _apply_locale(locale: Any, settings: Mapping[str, str]) -> None:
-    for name, value in settings.items():
-        if locale.setlocale(getattr(locale, name)) != value:
-            locale.setlocale(getattr(locale, name), value)
+def _apply_decimal(decimal: Any, context: Pickled) -> None:
+    """Sets the context that each new thread and context begins with."""
+    taken = _unpacked(context)
+    for name in _OF_CONTEXT:
+        setattr(decimal.DefaultContext, name, getattr(taken, name))
 
 
 class Setting(NamedTuple):
@@ -381,8 +365,10 @@ _SETTINGS: dict[tuple[str, str], Setting] = {
     ("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"): _variable("LOAD_TRUNCATED_IMAGES"),
     ("jax", "config"): Setting(_taken_jax, _apply_jax),
     ("absl.flags", "FLAGS"): Setting(_taken_flags, _apply_flags),
-    ("decimal", "DefaultContext"): Setting(_taken_decimal, _apply_decimal),
-    ("locale", "setlocale"): Setting(_taken_locale, _apply_locale),
+    ("decimal", "DefaultContext"): Setting(lambda decimal: _packed(decimal.DefaultContext), _apply_decimal),
+    ("locale", "setlocale"): Setting(
+        lambda locale: locale.setlocale(locale.LC_ALL), lambda locale, value: locale.setlocale(locale.LC_ALL, value)
+    ),
 }
 """The settings of modules, by the module and an attribute that it has if it has the setting."""
 
