@@ -120,16 +120,16 @@ class Recorder:
     def __init__(self) -> None:
         self.spans: deque[Span] = deque(maxlen=MAX_SPANS)
         self.memory: deque[Sample] = deque(maxlen=MAX_SAMPLES)
-        self._trainer: int | None = None
-        self._workers: dict[int, float] = {}
+        self._workers: set[int] = set()
         self._sampled_at = -SAMPLE_SECONDS
 
-    def record_stage(self, stage: str, start: float, stop: float, arguments: tuple[Any, ...]) -> None:
-        """Records work of a thread of this process.
+    def record_stage(
+        self, stage: str, start: float, stop: float, arguments: tuple[Any, ...], *, is_trainer: bool
+    ) -> None:
+        """Records work of this thread, of this process.
 
         Its first argument is elements or origins, or the first block, before the block after the last.
         """
-        is_trainer = threading.get_ident() == self._trainer
         who = TRAINER if is_trainer else threading.current_thread().name
         self.spans.append(Span(who, None, stage, start, stop, _blocks_of(arguments)))
 
@@ -145,31 +145,30 @@ class Recorder:
     ) -> None:
         """Records the call of a worker. Memory is sampled only for processes of this machine."""
         if actor is None:
-            self._workers[process] = start
+            self._workers.add(process)
         spent = tuple((stage, spent) for stage, spent in stages if spent)
         who = f"worker {process}" if actor is None else actor
         self.spans.append(Span(who, process, "call", start, start + seconds, blocks, spent))
 
     def record_trainer(self, what: str, start: float, stop: float) -> None:
         """Records a span of the trainer (STARTS, WAITS or TRAINS), and samples memory if it is time."""
-        self._trainer = threading.get_ident()
         self.spans.append(Span(TRAINER, None, what, start, stop))
         if stop - self._sampled_at >= SAMPLE_SECONDS:
             self._sampled_at = stop
             self._sample(stop)
 
-    def will_work(self) -> None:
-        self._trainer = threading.get_ident()
-
     def _sample(self, now: float) -> None:
-        for who, process in [(TRAINER, os.getpid()), *((f"worker {number}", number) for number in list(self._workers))]:
+        for who, process in [
+            (TRAINER, os.getpid()),
+            *((f"worker {number}", number) for number in sorted(self._workers)),
+        ]:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 # Without pathlib, which a worker would have to import before its first batch.
                 with open(f"/proc/{process}/statm", encoding="ascii") as file:  # noqa: PTH123
                     pages = int(file.read().split()[1])
                 self.memory.append(Sample(now, who, pages * os.sysconf("SC_PAGE_SIZE")))
                 continue
-            self._workers.pop(process, None)
+            self._workers.discard(process)
 
 
 def _blocks_of(arguments: tuple[Any, ...]) -> tuple[int, int] | None:
@@ -195,9 +194,6 @@ class Cost(NamedTuple):
     max_bytes: int = 0  # The elements of its largest call, as if each were as large as the first one.
 
 
-Costs: TypeAlias = Mapping[Node, tuple[float, float, float, int, int]]
-
-
 @final
 class CostMeter:
     """Adds up the costs of nodes."""
@@ -211,9 +207,9 @@ class CostMeter:
         count = len(values)
         if count:
             each = seconds / count
-            self.merge({node: (seconds, each, each, count, num_bytes(values[:1]) * count)})
+            self.merge({node: Cost(seconds, each, each, count, num_bytes(values[:1]) * count)})
 
-    def merge(self, costs: Costs) -> None:
+    def merge(self, costs: Mapping[Node, Cost]) -> None:
         with self._lock:
             for node, (seconds, least, most, elements, size) in costs.items():
                 old = self._costs.get(node, Cost())
@@ -228,11 +224,11 @@ class CostMeter:
     def read(self) -> dict[Node, Cost]:
         return dict(self._costs)
 
-    def take(self) -> Costs:
-        """Returns the costs so far as plain tuples, and begins at zero again."""
+    def take(self) -> dict[Node, Cost]:
+        """Returns the costs so far, and begins at zero again."""
         with self._lock:
             taken, self._costs = self._costs, {}
-        return {node: (*cost,) for node, cost in taken.items()}
+        return taken
 
 
 Observe: TypeAlias = Callable[[Node, float, Any], None]
@@ -365,10 +361,10 @@ class Profiler:
             finally:
                 stop = clock()
                 self._seconds[stage] += stop - start
-                if this_thread() == self._consumer:
+                if is_consumer := this_thread() == self._consumer:
                     self._consumer_seconds[stage] += stop - start
                 if recorder is not None:
-                    recorder.record_stage(stage, start, stop, arguments)
+                    recorder.record_stage(stage, start, stop, arguments, is_trainer=is_consumer)
 
         return run_measured if self.costs is None else self._with_costs(stage, run_measured, self.costs)
 
@@ -397,9 +393,7 @@ class Profiler:
         self._cores_before_wait, self._delays_before_wait = self.core_seconds, self.delay_seconds
         if returned_at is not None:
             self._seconds[CONSUMER] += now - returned_at
-        if self.recorder is not None:
-            self.recorder.will_work()
-            if returned_at is not None:
+            if self.recorder is not None:
                 self.recorder.record_trainer(TRAINS, returned_at, now)
         return now
 
