@@ -26,7 +26,6 @@ import socket
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
@@ -35,7 +34,7 @@ from millstream.loader.processes.process_control import kill_session, wait_slice
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import create_arena_file
 from millstream.loader.transport.importable_modules import LaunchContext, current_folder
-from millstream.loader.workers.retirement import Retirement, removed
+from millstream.loader.workers.retirement import Retirement
 
 if TYPE_CHECKING:
     from millstream.loader.processes.channel import Channel
@@ -168,7 +167,7 @@ class ForkServerProcess:
         self.process = process
         self.owner = os.getpid()
         self.connections: list[Connection] = []
-        self.retirement: Retirement | None = None
+        self.retirement: Retirement[ForkServerProcess] | None = None
         self._control = control
 
     def connect(self) -> "Channel | None":
@@ -204,9 +203,7 @@ class ForkServerProcess:
     def end(self) -> None:
         """Ends a fork server that has no pool, and therefore no workers. Idempotent."""
         self.cancel_retirement()
-        if self.process.returncode is None:
-            self.process.kill()
-            self._reap()
+        self.kill()
         self._control.close()
 
     def _reap(self) -> None:
@@ -333,12 +330,6 @@ class ForkServers:
         removed(self._shared, server)
         server.kill()
 
-    def retire(self, retirement: Retirement) -> None:
-        """Ends a fork server whose time is over, if it is still idle."""
-        for server in self._own():
-            if server.retirement is retirement:
-                self._end_idle(server)
-
     def end_idle(self) -> None:
         """Ends all idle fork servers."""
         for server in self.idle:
@@ -399,10 +390,11 @@ class ForkServers:
 
     def _begin_idleness(self, server: ForkServerProcess) -> None:
         server.cancel_retirement()
-        server.retirement = Retirement(weakref.ref(self), server, "millstream-server")
+        server.retirement = Retirement(self._end_idle, server, "millstream-server")
         server.retirement.begin()
 
     def _end_idle(self, server: ForkServerProcess) -> None:
+        """Ends a fork server, if it is still idle."""
         if removed(self._shared, server):
             if server.connections:
                 # Another thread has just begun to use it.
@@ -414,6 +406,15 @@ class ForkServers:
         """Ends the idle fork servers at the end of the interpreter. The others end with their pools."""
         self._is_over = True
         self.end_idle()
+
+
+def removed(objects: list[Any], one: Any) -> bool:
+    """Removes an object from a list. Returns False if another thread has removed it."""
+    try:
+        objects.remove(one)
+    except ValueError:
+        return False
+    return True
 
 
 FORK_SERVERS = ForkServers()

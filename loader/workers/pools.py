@@ -11,14 +11,13 @@ Guarantees:
 """
 
 import itertools
-import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
+from typing import Any, Generic, Protocol, TypeVar, final
 
 from millstream.loader.threads.waiting import StallClock
 from millstream.loader.transport.pickling import ClassTable
 from millstream.loader.workers.process_settings import ProcessSettings
-from millstream.loader.workers.retirement import Retirement, removed
+from millstream.loader.workers.retirement import Retirement
 from millstream.loader.workers.worker_imports import code_digests
 
 
@@ -103,13 +102,6 @@ class Pool(Protocol[WorkerT]):
 PoolT = TypeVar("PoolT", bound=Pool[Any])
 
 
-class _Idle(NamedTuple, Generic[PoolT]):
-    """An idle pool."""
-
-    pool: PoolT
-    retirement: Retirement
-
-
 @final
 class WarmPools(Generic[PoolT]):
     """Keeps an idle pool for the next iterator."""
@@ -119,22 +111,22 @@ class WarmPools(Generic[PoolT]):
         self._take_settings = take_settings
         # Now, because the files of modules may change before workers start.
         code_digests()
-        self._idle: list[_Idle[PoolT]] = []
+        self._idle: dict[PoolT, Retirement[PoolT]] = {}
         self._closed = False
 
     @property
     def idle(self) -> list[PoolT]:
-        return [idle.pool for idle in list(self._idle)]
+        return list(self._idle)
 
     def take(self) -> PoolT:
         """Returns a pool whose workers have the settings that this process has now. An idle one with others ends."""
         settings = self._take_settings()
-        for idle in list(self._idle):
-            if idle.pool.is_usable and removed(self._idle, idle):
-                idle.retirement.cancel()
-                if idle.pool.settings == settings:
-                    return idle.pool
-                idle.pool.stop()
+        for pool in self.idle:
+            if pool.is_usable and (retirement := self._idle.pop(pool, None)) is not None:
+                retirement.cancel()
+                if pool.settings == settings:
+                    return pool
+                pool.stop()
         return self._start(settings)
 
     def release(self, pool: PoolT) -> None:
@@ -142,31 +134,28 @@ class WarmPools(Generic[PoolT]):
         if not pool.is_usable or any(idle.is_usable for idle in self.idle):
             pool.stop()
             return
-        retirement = Retirement(weakref.ref(self), pool, "millstream-idle")
-        # Appended before its thread can run.
-        self._idle.append(_Idle(pool, retirement))
+        # Added before its thread can run.
+        retirement = self._idle[pool] = Retirement(self._end, pool, "millstream-idle")
         retirement.begin()
         if self._closed:
             # Closed before, or just now by another thread, which did not see this pool.
             self.stop_idle()
 
-    def retire(self, retirement: Retirement) -> None:
-        """Stops a pool whose time is over, if it is still idle."""
-        for idle in list(self._idle):
-            if idle.retirement is retirement and removed(self._idle, idle):
-                idle.pool.stop()
-
     def stop_idle(self) -> None:
-        for idle in list(self._idle):
-            # Removed first, so that no iterator gets it while it ends.
-            if removed(self._idle, idle):
-                idle.retirement.cancel()
-                try:
-                    idle.pool.stop()
-                except BaseException:
-                    # An interrupt leaves the rest to the next call or to the end of the loader.
-                    self._idle.append(idle)
-                    raise
+        for pool in self.idle:
+            self._end(pool)
+
+    def _end(self, pool: PoolT) -> None:
+        """Stops a pool, if it is still idle."""
+        # Removed first, so that no iterator gets it while it ends.
+        if (retirement := self._idle.pop(pool, None)) is not None:
+            retirement.cancel()
+            try:
+                pool.stop()
+            except BaseException:
+                # An interrupt leaves the rest to the next call or to the end of the loader.
+                self._idle[pool] = retirement
+                raise
 
     def close(self) -> None:
         """Stops the idle pools, and every pool released from now on."""
@@ -183,7 +172,9 @@ def check_process(pool: Pool[Any]) -> None:
         )
 
 
-def release(pools: "weakref.ref[WarmPools[PoolT]]", pool: "weakref.ref[PoolT]", interrupted: Collection[None]) -> None:
+def release(
+    pools: Callable[[], WarmPools[PoolT] | None], pool: Callable[[], PoolT | None], interrupted: Collection[None]
+) -> None:
     """Releases the pool of an iterator that has ended, if its loader still exists.
 
     A pool whose last request was `interrupted` is stopped, because its workers may be in any state.

@@ -4,27 +4,26 @@ import contextlib
 import queue
 import threading
 import weakref
-from typing import Protocol, TypeVar, final
+from collections.abc import Callable
+from typing import Generic, TypeVar, final
 
 IDLE_SECONDS = 60.0
 """The time for which idle pools and fork servers are kept."""
 
-Removed = TypeVar("Removed")
-
-
-class Keeper(Protocol):
-    """Keeps what is idle for its next use."""
-
-    def retire(self, retirement: "Retirement") -> None:
-        """Ends what has been idle for IDLE_SECONDS, unless it has been used since."""
+IdleT = TypeVar("IdleT")
 
 
 @final
-class Retirement:
-    """The scheduled end of a pool, or of a fork server, that is idle, and the thread that waits for it."""
+class Retirement(Generic[IdleT]):
+    """The scheduled end of a pool, or of a fork server, that is idle, and the thread that waits for it.
 
-    def __init__(self, keeper: "weakref.ref[Keeper]", idle: object, thread_name: str) -> None:
-        self._keeper = keeper
+    Args:
+        end: a method that ends the idle object, unless it is in use again. Neither is kept alive.
+    """
+
+    def __init__(self, end: Callable[[IdleT], None], idle: IdleT, thread_name: str) -> None:
+        self._end = weakref.WeakMethod(end)
+        self._idle = weakref.ref(idle)
         self.thread = threading.Thread(target=self._run, name=thread_name, daemon=True)
         # Gets an item to cancel it: `put` never waits, in a finalizer or a signal handler either.
         self._cancelled: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -45,14 +44,6 @@ class Retirement:
         try:
             self._cancelled.get(timeout=IDLE_SECONDS)
         except queue.Empty:
-            if (keeper := self._keeper()) is not None:
-                keeper.retire(self)
-
-
-def removed(objects: list[Removed], one: Removed) -> bool:
-    """Removes an object from a list. Returns False if another thread has removed it."""
-    try:
-        objects.remove(one)
-    except ValueError:
-        return False
-    return True
+            end, idle = self._end(), self._idle()
+            if end is not None and idle is not None:
+                end(idle)

@@ -156,7 +156,7 @@ def test_an_interrupt_of_a_return_to_work() -> None:
     """Wherever Ctrl-C interrupts what keeps an idle pool, no thread waits for its minute once the pool has ended."""
     for moment in itertools.count():
         idle = loader_of()
-        waiting = retirement.Retirement(weakref.ref(idle), idle, "waits")  # type: ignore[arg-type]  # never asked
+        waiting = retirement.Retirement(idle.close, idle, "waits")  # type: ignore[arg-type]  # never called
         waiting.begin()
         was_interrupted = interrupt_at(moment, waiting.cancel)
         del idle
