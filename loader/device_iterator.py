@@ -226,7 +226,7 @@ class DeviceIterator(Lineage, Inspectable, ResumableIterator):
         self.states_are_bytes = iterator.states_are_bytes
         self._stall_timeout: float = getattr(iterator, "stall_timeout", math.inf)
         self._placement = placement
-        self._agreement = Agreement.of(placement, iterator)
+        self._agreement = Agreement(placement, iterator) if placement.is_global else None
         rows = getattr(iterator, "rows_per_batch", None)
         self._ends = AgreedEnds(placement, self._agreement, rows) if agrees else None
         self._counts_records = hasattr(iterator, "records_between")
@@ -321,34 +321,18 @@ class DeviceIterator(Lineage, Inspectable, ResumableIterator):
         return self._iterator._sealed(self._position.unsealed)  # noqa: SLF001  (of every Checkpointable)
 
     def set_state(self, state: Any, *, allow: Collection[str] = (), strict: bool = False) -> None:
-        """Moves to the position of a state, taken from any iterator over the same stream, on a device or not.
+        """Moves to the position of a state, as `DataLoaderIterator.set_state`, once the current batch is drawn.
 
-        It waits for the batch that is being drawn.
-
-        Args:
-            state: a result of `get_state`, of this iterator or of a `DataLoaderIterator`.
-            allow: differences to accept, as in `DataLoaderIterator.set_state`; for a chain, if its iterator has it.
-            strict: True to refuse the state if the code of the pipeline has changed, too.
-
-        Raises:
-            CheckpointError, ValueError: as `DataLoaderIterator.set_state`.
+        The state is one of any iterator over the same stream, on a device or not.
         """
         # Not every iterator of a chain has both.
         options = {name: value for name, value in (("allow", allow), ("strict", strict)) if value}
         self._move(functools.partial(self._iterator.set_state, state, **options))
 
     def set_states(self, states: Iterable[bytes], *, allow: Collection[str] = (), strict: bool = False) -> None:
-        """Moves to the position of the states that all shards saved together.
-
-        It waits for the batch that is being drawn.
-
-        Args:
-            states: results of `get_state` of all shards, at the same step, in any order.
-            allow: as in `set_state`.
-            strict: as in `set_state`.
+        """Moves to the position of the states of all shards, as `DataLoaderIterator.set_states`.
 
         Raises:
-            CheckpointError, ValueError: as `DataLoaderIterator.set_states`.
             TypeError: the batches are those of a chain.
         """
         if not hasattr(self._iterator, "set_states"):
@@ -356,29 +340,15 @@ class DeviceIterator(Lineage, Inspectable, ResumableIterator):
         self._move(functools.partial(self._iterator.set_states, list(states), allow=allow, strict=strict))
 
     def seek(self, step: int) -> None:
-        """Moves to the position after the first `step` batches.
-
-        It waits for the batch that is being drawn. The cost is that of `DataLoaderIterator.seek`.
-
-        Args:
-            step: 0 … the number of batches in the stream.
-
-        Raises:
-            IndexError: there are fewer batches.
-            ValueError: the iterator is closed.
-        """
+        """Moves to the position after the first `step` batches, as `DataLoaderIterator.seek`."""
         self._move(functools.partial(self._iterator.seek, step))
 
     def skip(self, count: int) -> None:
-        """Moves on by `count` batches that are not trained on, as the iterator's own `skip`.
+        """Moves on by `count` batches that are not trained on, as `DataLoaderIterator.skip`.
 
         `step` stays. The step of a chain counts them.
 
-        Args:
-            count: the number of batches, from 0 on.
-
         Raises:
-            IndexError, TypeError, ValueError: as `DataLoaderIterator.skip`.
             NotImplementedError: the batches are those of a chain that is read in order.
         """
         self._move_from_here("skip", count)
@@ -388,12 +358,8 @@ class DeviceIterator(Lineage, Inspectable, ResumableIterator):
 
         Batches that are on the device in advance are computed again.
 
-        Args:
-            weights: as for `MixtureSampler.reweighted`.
-
         Raises:
-            TypeError: the batches are those of a chain, or as `DataLoaderIterator.reweight`.
-            ValueError: as `DataLoaderIterator.reweight`.
+            TypeError: the batches are those of a chain.
         """
         self._move_from_here("reweight", weights)
 

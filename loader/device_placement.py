@@ -11,7 +11,7 @@ import contextlib
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -262,11 +262,6 @@ class Agreement:
         self._iterator = iterator
         self._max_rows: dict[str, int] = {}
         self.is_compared = False
-
-    @classmethod
-    def of(cls, placement: Placement, iterator: Any) -> Self | None:
-        """Returns the agreement on the batches of an iterator; None if they are those of this process alone."""
-        return cls(placement, iterator) if placement.is_global else None
 
     def check_rows(self, leaves: Sequence[tuple[str, Any]], step: int | None) -> None:
         """Refuses a batch, the one after `step` others, that may have other numbers of rows on other hosts.
