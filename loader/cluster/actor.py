@@ -8,7 +8,6 @@ Guarantees:
       are private copies of each actor, because user code may use them as scratch memory.
 """
 
-import dataclasses
 import faulthandler
 import logging
 import os
@@ -16,7 +15,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 
@@ -142,23 +141,20 @@ class Actor(AnyWorker):
         return self.pid is not None and not self.runs_suspect
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The result of a call."""
 
     call: int
     result: CallResult[Packed]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PipelineFailed:
+class PipelineFailed(NamedTuple):
     """The pipeline could not be unpickled in an actor."""
 
     failure: Failure
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CallFailed:
+class CallFailed(NamedTuple):
     """Ray did not deliver the outputs of a call: they were lost, for instance with a node, or Ray cannot send them."""
 
     call: int
@@ -166,8 +162,7 @@ class CallFailed:
     is_lost: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Died:
+class Died(NamedTuple):
     """An actor has died, with Ray's explanation."""
 
     cause: str
