@@ -226,15 +226,22 @@ TROUBLE = "deaths and stalls"
 
 def chrome_trace(spans: Sequence[Span], memory: Iterable[Sample], events: Iterable[Event]) -> str:
     """Returns a recording of this process as JSON that Perfetto and chrome://tracing open."""
-    trainer_pid = os.getpid()
-    events = list(events)
-    trouble = {TROUBLE: 1 + len(lanes_of(spans))} if events else {}
+    trainer_pid, events = os.getpid(), list(events)
+    others = [who for who in lanes_of(span for span in spans if span.process is None) if who != TRAINER]
+    # The main thread has the number of its process, as on Linux. No thread has the number 0, which means the idle task.
+    threads = {TRAINER: trainer_pid} | {who: 1 + row for row, who in enumerate([*others, *[TROUBLE] * bool(events)])}
+    workers = {span.process: span.who.removesuffix(f" {span.process}") for span in spans if span.process is not None}
+    processes = {span.who: span.process for span in spans if span.process is not None}
     traced = [
-        *_tracks(spans, trainer_pid, trouble),
-        *_spans(spans, trainer_pid),
-        *_counters(memory, spans, trainer_pid),
-        *_instants(events, trainer_pid, trouble),
+        *_tracks({trainer_pid: TRAINER} | dict(sorted(workers.items())), threads),
+        *(_traced_span(span, trainer_pid, threads) for span in spans),
     ]
+    for sample in memory:
+        at, pid = _nanoseconds(sample.at) / 1000, processes.get(sample.who, trainer_pid)
+        traced.append({"ph": "C", "name": "memory", "pid": pid, "ts": at, "args": {"bytes": sample.num_bytes}})
+    for event in events:
+        at, name = _nanoseconds(event.at) / 1000, event.text.splitlines()[0]
+        traced.append({"ph": "i", "s": "t", "name": name, "pid": trainer_pid, "tid": threads[TROUBLE], "ts": at})
     return json.dumps({"traceEvents": traced, "displayTimeUnit": "ms"})
 
 
@@ -247,76 +254,39 @@ def batches_text(first: int, last: int) -> str:
     return f"batch {first}" if first == last else f"batches {first} to {last}"
 
 
-def _tracks(spans: Sequence[Span], trainer_pid: int, trouble: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Yields names and order of the tracks: the trainer, then workers. Perfetto adds the numbers to the names."""
-    workers = {span.process: span.who.removesuffix(f" {span.process}") for span in spans if span.process is not None}
-    processes = {trainer_pid: TRAINER} | dict(sorted(workers.items()))
-    for row, (process, name) in enumerate(processes.items()):
-        yield _metadata(process, process, "process_name", {"name": name})
-        yield _metadata(process, process, "process_sort_index", {"sort_index": row})
-        threads = {name: process} if process != trainer_pid else _threads_of(spans, trainer_pid) | trouble
-        for number, (who, thread) in enumerate(threads.items()):
-            yield _metadata(process, thread, "thread_name", {"name": who})
-            yield _metadata(process, thread, "thread_sort_index", {"sort_index": number})
+def _tracks(processes: dict[int, str], threads: dict[str, int]) -> Iterator[dict[str, Any]]:
+    """Yields names and order of the tracks: the trainer, which has threads, then workers.
 
-
-def _metadata(process: int, thread: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"ph": "M", "name": name, "pid": process, "tid": thread, "args": arguments}
-
-
-def _threads_of(spans: Iterable[Span], trainer_pid: int) -> dict[str, int]:
-    """Returns the threads of the trainer's process with their numbers, the trainer's own first, even if it was idle.
-
-    The main thread has the number of its process, as on Linux. No thread has the number 0, which means the idle task.
+    Perfetto adds the numbers to the names.
     """
-    others = [who for who in lanes_of(span for span in spans if span.process is None) if who != TRAINER]
-    return {TRAINER: trainer_pid} | {who: number for number, who in enumerate(others, 1)}
+
+    def described(process: int, thread: int, kind: str, name: str, row: int) -> Iterator[dict[str, Any]]:
+        for key, arguments in ((f"{kind}_name", {"name": name}), (f"{kind}_sort_index", {"sort_index": row})):
+            yield {"ph": "M", "name": key, "pid": process, "tid": thread, "args": arguments}
+
+    for row, (process, name) in enumerate(processes.items()):
+        yield from described(process, process, "process", name, row)
+        for number, (who, thread) in enumerate(({name: process} if row else threads).items()):
+            yield from described(process, thread, "thread", who, number)
 
 
-def _spans(spans: Sequence[Span], trainer_pid: int) -> Iterator[dict[str, Any]]:
-    threads = _threads_of(spans, trainer_pid)
-    for span in spans:
-        name, arguments = span.what, dict[str, Any]()
-        if span.blocks is not None:
-            arguments = {"first batch": span.blocks[0], "last batch": span.blocks[1]}
-            if span.process is not None:
-                name = batches_text(*span.blocks)
-        arguments |= {f"{stage} (ms)": round(seconds * 1e3, 3) for stage, seconds in span.stages}
-        start, stop = _nanoseconds(span.start), _nanoseconds(span.stop)
-        yield {
-            "ph": "X",
-            "name": name,
-            "pid": trainer_pid if span.process is None else span.process,
-            "tid": threads[span.who] if span.process is None else span.process,
-            "ts": start / 1000,
-            "dur": max(0, stop - start) / 1000,
-            "args": arguments,
-        }
-
-
-def _counters(memory: Iterable[Sample], spans: Iterable[Span], trainer_pid: int) -> Iterator[dict[str, Any]]:
-    processes = {span.who: span.process for span in spans}
-    for sample in memory:
-        process = processes.get(sample.who)
-        yield {
-            "ph": "C",
-            "name": "memory",
-            "pid": trainer_pid if process is None else process,
-            "ts": _nanoseconds(sample.at) / 1000,
-            "args": {"bytes": sample.num_bytes},
-        }
-
-
-def _instants(events: Iterable[Event], trainer_pid: int, trouble: dict[str, int]) -> Iterator[dict[str, Any]]:
-    for event in events:
-        yield {
-            "ph": "i",
-            "s": "t",
-            "name": event.text.splitlines()[0],
-            "pid": trainer_pid,
-            "tid": trouble[TROUBLE],
-            "ts": _nanoseconds(event.at) / 1000,
-        }
+def _traced_span(span: Span, trainer_pid: int, threads: dict[str, int]) -> dict[str, Any]:
+    name, arguments = span.what, dict[str, Any]()
+    if span.blocks is not None:
+        arguments = {"first batch": span.blocks[0], "last batch": span.blocks[1]}
+        if span.process is not None:
+            name = batches_text(*span.blocks)
+    arguments |= {f"{stage} (ms)": round(seconds * 1e3, 3) for stage, seconds in span.stages}
+    start, stop = _nanoseconds(span.start), _nanoseconds(span.stop)
+    return {
+        "ph": "X",
+        "name": name,
+        "pid": trainer_pid if span.process is None else span.process,
+        "tid": threads[span.who] if span.process is None else span.process,
+        "ts": start / 1000,
+        "dur": max(0, stop - start) / 1000,
+        "args": arguments,
+    }
 
 
 def _nanoseconds(seconds: float) -> int:
