@@ -27,59 +27,35 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
         >>> handlers.add("loader", millstream.checkpoint.CheckpointSave, millstream.checkpoint.CheckpointHandler())
     """
 
-    async def async_save(
-        self, directory: Any, item: Checkpointable | None = None, args: Any = None
-    ) -> list[ocp.future.Future]:
+    async def async_save(self, directory: Any, args: "CheckpointSave") -> list[ocp.future.Future]:
         """Takes the iterator's current state, and returns the write.
 
         Training waits for this function, but not until Orbax has created the folder or the write has ended.
-
-        Args:
-            directory: the folder that Orbax is creating for this item.
-            item: the iterator, if the caller uses Orbax's older interface; otherwise None.
-            args: a `CheckpointSave`; None if `item` is given.
-
-        Raises:
-            TypeError: the item is not an iterator.
         """
-        state = encoded_state(_iterator(item, args))
+        state = encoded_state(args.item)
 
         async def write() -> None:
             write_state(directory, state)
 
         return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="millstream_save")]
 
-    def save(self, directory: Any, item: Checkpointable | None = None, args: Any = None) -> None:
+    def save(self, directory: Any, args: "CheckpointSave") -> None:
         """Writes the iterator's state into the folder.
 
-        Args:
-            directory: the existing folder of this item.
-            item: the iterator, as in `async_save`.
-            args: a `CheckpointSave`, as in `async_save`.
-
         Raises:
-            TypeError: the item is not an iterator.
             OSError: the state cannot be written.
         """
-        write_state(directory, encoded_state(_iterator(item, args)))
+        write_state(directory, encoded_state(args.item))
 
-    def restore(self, directory: Any, item: Checkpointable | None = None, args: Any = None) -> Checkpointable:
+    def restore(self, directory: Any, args: "CheckpointRestore") -> Checkpointable:
         """Returns the iterator, moved to the saved position and already prefetching.
-
-        Args:
-            directory: the folder of this item.
-            item: the iterator, if the caller uses Orbax's older interface; otherwise None.
-            args: a `CheckpointRestore`; None if `item` is given, which then accepts no differences.
 
         Raises:
             CheckpointError: the state is missing, unreadable or of another stream. The iterator is unchanged.
-            TypeError: the item is not an iterator.
         """
-        iterator = _iterator(item, args)
-        options = {} if args is None else {"allow": args.allow, "strict": args.strict}
-        restore_state(iterator, directory, **options)
-        iterator.start_prefetch()
-        return iterator
+        restore_state(args.item, directory, allow=args.allow, strict=args.strict)
+        args.item.start_prefetch()
+        return args.item
 
 
 @ocp.args.register_with_handler(CheckpointHandler, for_save=True)
@@ -145,15 +121,9 @@ class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax
         _check_iterator(self.item)
 
 
-def _iterator(item: Checkpointable | None, args: Any) -> Checkpointable:
-    """Returns the iterator. Orbax's older interface passes it directly, the newer one in `args`."""
-    return _check_iterator(getattr(args, "item", None) if item is None else item)
-
-
-def _check_iterator(item: Any) -> Checkpointable:
+def _check_iterator(item: Any) -> None:
     if not isinstance(item, Checkpointable):
         raise TypeError(
             f"millstream.checkpoint saves and restores iterators, got {type(item).__name__}. Pass the iterator of the "
             "training loop: iter(loader), or the result of device_put."
         )
-    return item

@@ -199,12 +199,12 @@ def test_a_chain_needs_its_own_state(tmp_path: Path) -> None:
         path.write_text("{}")
     with OTHER_ITERATORS["chain"]() as iterator:
         with pytest.raises(CheckpointError, match="holds no process_0-of-1"):
-            CheckpointHandler().restore(tmp_path, iterator)
+            CheckpointHandler().restore(tmp_path, CheckpointRestore(iterator))
         for path in others:
             path.unlink()
         (tmp_path / "process_0-of-1.json").write_text("not JSON")
         with pytest.raises(CheckpointError, match="not valid JSON"):
-            CheckpointHandler().restore(tmp_path, iterator)
+            CheckpointHandler().restore(tmp_path, CheckpointRestore(iterator))
 
 
 def test_a_damaged_state_of_another_process_is_refused_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,10 +216,10 @@ def test_a_damaged_state_of_another_process_is_refused_by_all(tmp_path: Path, mo
         for damaged in (b"not JSON", state.replace(b'"step": 0', b'"step": 1')):
             (tmp_path / "process_1-of-2.json").write_bytes(damaged)
             with pytest.raises(CheckpointError, match="Cannot read the state") as caught:
-                CheckpointHandler().restore(tmp_path, iterator)
+                CheckpointHandler().restore(tmp_path, CheckpointRestore(iterator))
             assert "process_1-of-2.json" in caught.value.__notes__[0]
         (tmp_path / "process_1-of-2.json").write_bytes(state)
-        CheckpointHandler().restore(tmp_path, iterator)
+        CheckpointHandler().restore(tmp_path, CheckpointRestore(iterator))
 
 
 @each_interface
@@ -330,10 +330,7 @@ def test_differences_can_be_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [loader(), [1, 2], None], ids=["loader", "list", "none"])
 def test_what_is_no_iterator_is_refused_at_once(wrong: Any) -> None:
     """Passing the loader in place of its iterator fails at that very line, and the error says what to pass."""
-    handler = CheckpointHandler()
-    uses: list[Callable[[Any], object]] = [CheckpointSave, CheckpointRestore]
-    uses += [lambda item: handler.save("", item), lambda item: handler.restore("", item)]
-    for use in uses:
+    for use in (CheckpointSave, CheckpointRestore):
         with pytest.raises(TypeError, match=r"Pass .* iter\(loader\)"):
             use(wrong)
 
