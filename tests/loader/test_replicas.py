@@ -535,6 +535,13 @@ def test_processes_that_are_killed_and_stopped(tmp_path: Path) -> None:
         assert answers(members, counts[4]) == expected[4:]
         stopped.process.send_signal(signal.SIGCONT)
         assert answers([stopped], counts[4]) == expected[4:]
-        names = Path("/proc/net/unix").read_text()
-    assert "@millstream-" in names
-    assert "@millstream-" not in Path("/proc/net/unix").read_text()
+        names = set.union(*(names_of_sockets(member.process.pid) for member in [*members, stopped]))
+    assert len(names) == 1
+    assert names.isdisjoint(Path("/proc/net/unix").read_text().split())
+
+
+def names_of_sockets(pid: int) -> set[str]:
+    """Returns the names of the library's sockets that a process has open."""
+    opened = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir()}
+    sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return {name for *_, number, name in sockets if name.startswith("@millstream-") and f"socket:[{number}]" in opened}
