@@ -11,8 +11,8 @@ from support.processes.worker_pools import python
 NOTEBOOK = """
 import sys
 from jupyter_client.manager import start_new_kernel
-manager, client = start_new_kernel()
-client.execute_interactive(sys.stdin.read(), timeout=60)
+manager, client = start_new_kernel(startup_timeout=120)
+client.execute_interactive(sys.stdin.read(), timeout=120)
 client.stop_channels()
 manager.shutdown_kernel(now=True)
 """

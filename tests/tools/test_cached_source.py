@@ -19,6 +19,7 @@ from millstream.tools import cached_source
 from millstream.tools.record_layouts import codec_of, layout_of
 from millstream.tools.underlying_sources import underlying_sources
 from support.draw.elements_of_all_kinds import arrays_in, elements
+from support.faults.user_faults import WAIT_SECONDS
 from support.files.record_files import every_record
 from support.streams import comparable
 
@@ -220,7 +221,7 @@ def test_killed_processes_leave_right_records(tmp_path: Path, fill: Any) -> None
     for _ in range(4):
         assert killed.stdout.readline()
     killed.send_signal(signal.SIGKILL)
-    assert other.wait(60) == 0
+    assert other.wait(5 * WAIT_SECONDS) == 0
     num_calls(tmp_path)
     with millstream.CachedDataSource(expensive(tmp_path), tmp_path / "cache") as source:
         num_calls(tmp_path)

@@ -210,7 +210,9 @@ def test_this_process_works_until_the_workers_are_ready(tmp_path: Path, monkeypa
     move_as(monkeypatch, record, waits=False)
     monkeypatch.setattr(WorkerChoice, "record_start", lambda _, window: starts.append(window))
     os.mkfifo(tmp_path / "gate")
-    options = {"data_source": range(1 << 20), "sampler": millstream.IndexSampler(1 << 20, num_epochs=1)}
+    options: dict[str, Any] = {"data_source": range(1 << 20), "sampler": millstream.IndexSampler(1 << 20, num_epochs=1)}
+    # Threads that read ahead would have some batches ready when the work moves.
+    options["read_options"] = millstream.ReadOptions(0)
     operation = Gated(tmp_path / "gate")
     with auto(operation, stall_timeout=10.0, worker_buffer_size=1, **options) as loader, iter(loader) as iterator:
         assert next(iterator).all()

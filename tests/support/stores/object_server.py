@@ -111,10 +111,11 @@ class ObjectServer:
             self.requests.clear()
             self.most_at_once = 0
 
-    def has_request(self) -> bool:
-        """Waits until a request has come since the last `forget`; False if none comes."""
+    def num_requests(self, expected: int) -> int:
+        """Returns the number of requests since the last `forget`, after waiting for those that are expected."""
         with self._lock:
-            return self._lock.wait_for(lambda: self.requests, WAIT_SECONDS) != []
+            self._lock.wait_for(lambda: len(self.requests) >= expected, WAIT_SECONDS)
+            return len(self.requests)
 
     def etag(self, key: str) -> str | None:
         """The version of an object, as its header says it."""
