@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import math
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.transforms import Batch, Filter, Map
 from support.faults.memory_limits import no_threads
 from support.faults.user_faults import WAIT_SECONDS
-from support.processes.worker_pools import at_most, in_background, python
+from support.processes.worker_pools import at_most, in_background, python, wait_inside
 
 
 def loader_of(
@@ -407,9 +406,7 @@ def test_a_signal_handler_that_outlasts_a_wait_does_not_unbind_it(stuck: millstr
             pass
 
     def ring_while_it_waits() -> None:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while sys._current_frames()[main].f_code is not waiting.TimedQueue.get.__code__:
-            assert time.monotonic() < deadline
+        wait_inside(waiting.TimedQueue.get, main)
         signal.pthread_kill(main, signal.SIGALRM)
 
     before = signal.signal(signal.SIGALRM, outlast)

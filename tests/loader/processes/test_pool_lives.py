@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ import millstream
 from millstream.loader.processes import fork_server, pool
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.process_report import create_crash_log
+from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.pipeline_file import write_chunks
 from millstream.loader.workers import retirement
 from millstream.loader.workers.pools import AnyWorker
@@ -46,6 +46,7 @@ from support.processes.worker_pools import (
     pool_of,
     processes_of,
     still_there,
+    wait_inside,
     workers_of,
 )
 
@@ -352,11 +353,7 @@ def test_an_interrupt_while_closing() -> None:
     closing = threading.main_thread().ident or 0
 
     def interrupt() -> None:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while "in_fresh_thread" not in [
-            frame.name for frame in traceback.extract_stack(sys._current_frames()[closing])
-        ]:
-            assert time.monotonic() < deadline
+        wait_inside(in_fresh_thread, closing)
         signal.pthread_kill(closing, signal.SIGINT)
 
     with in_background(interrupt), pytest.raises(KeyboardInterrupt):
@@ -411,7 +408,7 @@ def test_closing_from_another_thread_while_a_pipeline_is_sent(monkeypatch: pytes
 
     def write_late(chunks: Sequence[memoryview]) -> int:
         closing.start()
-        closing.join(0.5)
+        wait_inside(pool.PoolProcesses.shut_down, closing.ident or 0)
         return write_chunks(chunks)
 
     monkeypatch.setattr(pool, "write_chunks", write_late)

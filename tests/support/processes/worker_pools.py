@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,15 @@ def wait_until(pid: int, state: str) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not describe_process(pid).startswith(state):
         assert time.monotonic() < deadline, describe_process(pid)
+
+
+def wait_inside(function: Any, thread: int) -> None:
+    """Waits until a thread is inside a function, or in one that it calls."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while all(
+        frame.f_code is not function.__code__ for frame, _ in traceback.walk_stack(sys._current_frames()[thread])
+    ):
+        assert time.monotonic() < deadline, f"the thread does not come to {function.__name__}"
 
 
 def fork_server_of(iterator: millstream.DataLoaderIterator) -> int:
