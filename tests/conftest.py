@@ -37,9 +37,11 @@ os.environ |= {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
 }
 
-# The same examples in every run, a part of those that a law asks for; `make explore` draws new ones, and all.
-hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
-hypothesis.settings.register_profile("explore", deadline=None)
+# The same examples in every run, a part of those that a law asks for; `make explore` draws new ones, and all. How long
+# drawing takes depends on the machine.
+PATIENT: Any = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("repeat", derandomize=True, **PATIENT)
+hypothesis.settings.register_profile("explore", **PATIENT)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "repeat")
 hypothesis.settings.load_profile(PROFILE)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -115,7 +115,7 @@ def template(depth: int) -> st.SearchStrategy[st.SearchStrategy[Any]]:
     return LEAVES | made if depth else LEAVES
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(template(depth=3).flatmap(lambda alike: st.lists(alike, min_size=1, max_size=4)))
 def test_stack_equals_the_oracle(elements: list[Any]) -> None:
     """Any nested structure stacks to exactly what the definition says, into the allocator's memory, and apart from it.
