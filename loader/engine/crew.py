@@ -177,7 +177,7 @@ class WorkerSlots(_InCrew):
         self.place.reads.waited(time.perf_counter() - start)
 
     def end(self, outputs: Outputs) -> None:  # noqa: ARG002
-        self.place.reads.delivered(time.perf_counter())
+        self.place.reads.delivered(time.perf_counter(), self.place.num_workers)
 
     def pause(self) -> None:
         self._crew.pause()

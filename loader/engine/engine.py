@@ -189,9 +189,11 @@ class ReadAhead(Budget):
         self.place.accept()
 
     def end(self, outputs: Outputs) -> None:  # noqa: ARG002
+        costs = self._costs
         if self.calls_ahead == self._max_calls and not self._plan.source_is_stream:
-            self._shared.delivered(time.perf_counter(), self._waited, self._costs.num_completed)
-        self._waited, self._costs.num_completed = 0.0, 0
+            self._shared.delivered(time.perf_counter(), self._waited, costs.num_calls, costs.num_blocks)
+        self._waited = 0.0
+        costs.num_calls = costs.num_blocks = 0
 
     def close(self, deadline: float | None) -> None:
         """Drops the calls. The last engine of the threads stops them (see `SharedThreads.leave`)."""

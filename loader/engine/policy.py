@@ -33,7 +33,7 @@ class Costs:
 
     Attributes:
         seconds: the estimated duration of a block or group of each stage; infinite before it is known.
-        num_completed: the number of blocks completed since it was last set to 0.
+        num_calls, num_blocks: the numbers of reads completed, and of their blocks, since they were last set to 0.
     """
 
     def __init__(self, plan: Plan, shared: SharedThreads) -> None:
@@ -43,7 +43,7 @@ class Costs:
         # Other streams have measured calls of this kind.
         self._solo_calls = 0 if self._kinds[0] in shared.typical_seconds else SOLO_CALLS
         self.seconds = [math.inf for _ in plan.stages]
-        self.num_completed = 0
+        self.num_calls = self.num_blocks = 0
 
     @property
     def are_known(self) -> bool:
@@ -58,8 +58,9 @@ class Costs:
         return seconds * num_blocks < HAND_OVER_SECONDS
 
     def record(self, call: Call, seconds: float, *, is_here: bool) -> None:
-        self.num_completed += call.num_blocks
         if call.stage == 0:
+            self.num_calls += 1
+            self.num_blocks += call.num_blocks
             self._shared.record_read(self, call.num_records)
         latest, known = seconds / (call.num_blocks or 1), self.seconds[call.stage]
         if self._solo_calls > 0 or math.isinf(known):

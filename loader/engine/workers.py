@@ -56,12 +56,13 @@ class ReadsInFlight:
         self._concurrency = Concurrency(limit)
         self._idle_calls = 0
         self._waited = 0.0
-        self._num_completed = 0
+        self._num_calls = self._num_blocks = 0
         self.number = 1
 
     def record(self, num_blocks: int, seconds: float, idle_seconds: float) -> None:
         """Records a call: its blocks, its duration, and the part of it in which the worker did not compute."""
-        self._num_completed += num_blocks
+        self._num_calls += 1
+        self._num_blocks += num_blocks
         if self._idle_calls < IDLE_CALLS:
             is_idle = idle_seconds > max(IDLE_SECONDS, IDLE_SHARE * seconds)
             self._idle_calls = self._idle_calls + 1 if is_idle else 0
@@ -71,12 +72,13 @@ class ReadsInFlight:
     def waited(self, seconds: float) -> None:
         self._waited += seconds
 
-    def delivered(self, now: float) -> None:
-        """Records that these outputs were delivered at time `now`, in seconds."""
+    def delivered(self, now: float, num_workers: int) -> None:
+        """Records that these outputs were delivered at time `now`, in seconds, and the present number of workers."""
         if self._idle_calls >= IDLE_CALLS:
-            self._concurrency.delivered(now, self._waited, self._num_completed)
+            # Each worker has this number in flight.
+            self._concurrency.delivered(now, self._waited, self._num_calls / max(1, num_workers), self._num_blocks)
             self.number = self._concurrency.level
-        self._waited, self._num_completed = 0.0, 0
+        self._waited, self._num_calls, self._num_blocks = 0.0, 0, 0
 
 
 @final
@@ -149,6 +151,10 @@ class Workers(Place, Generic[WorkerT]):
     @property
     def in_flight(self) -> int:
         return len(self._assignments)
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._pool.workers)
 
     @property
     def has_room(self) -> bool:
@@ -290,7 +296,7 @@ class Workers(Place, Generic[WorkerT]):
 
     def _may_begin(self, substream: Substream) -> bool:
         """Returns True if a call of stage 0 may begin."""
-        num_workers, buffer = len(self._pool.workers), self._options.per_worker_buffer_size
+        num_workers, buffer = self.num_workers, self._options.per_worker_buffer_size
         return self.substreams.may_begin(
             substream, (self.reads.number + buffer) * num_workers, (1 + buffer) * num_workers
         )

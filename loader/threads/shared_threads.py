@@ -141,8 +141,8 @@ class SharedThreads:
                 read[other] = read.get(other, 0.0) / 2
             self._total = sum(read.values())
 
-    def delivered(self, now: float, waited: float, num_blocks: int) -> None:
-        self._concurrency.delivered(now, waited, num_blocks)
+    def delivered(self, now: float, waited: float, num_calls: int, num_blocks: int) -> None:
+        self._concurrency.delivered(now, waited, num_calls, num_blocks)
         if self._readers is not None and self._readers.size != self.level:
             self._readers.resize(self.level)
 
@@ -150,81 +150,116 @@ class SharedThreads:
 WINDOW_SECONDS = 0.05
 """The shortest time over which a rate is measured: longer than the interpreter's switch interval."""
 
-WINDOW_BLOCKS = 8
-"""The smallest number of blocks over which a rate is measured. It is also at least twice the number of threads."""
+WINDOW_CALLS = 8
+"""The smallest number of calls over which a rate is measured. It is also at least twice the number of threads."""
 
 STARVING = 0.1
 """No search takes place if the consumer waits for less than this share of its time."""
 
 WORTH = 0.8
-"""Fewer threads are sufficient if they reach this share of the best rate."""
+"""Fewer threads are sufficient if they reach this share of the rate of twice as many."""
+
+DECISIVE_LEAD = 2
+"""The number of rounds that a level must have won more often than the other: one late or lucky window decides nothing.
+"""
 
 FIRST_SETTLED_WINDOWS = 4
-"""The number of windows after which a first rejection is tested again: a burst of blocks may have raised the rate."""
+"""The number of windows after which a level that was kept is first compared again."""
 
-SETTLED_WINDOWS = 256
-"""The number of windows after which the search restarts, because the consumer, disk or network may have changed."""
+SETTLED_WINDOWS = 64
+"""The largest number of windows between comparisons, because the consumer, disk or network may change."""
 
 
 @final
 class Concurrency:
-    """Begins with the maximum number of threads, and halves the current `level` while the rate hardly falls.
+    """Begins with the maximum number of threads, and moves to half or twice the current one while that is better.
+
+    Two levels are compared in rounds of a window each, in alternating order, so that what slows down or speeds up the
+    whole machine for a while does so for both. A level that is kept is compared again, with the other neighbour and
+    after a longer time, so that a wrong step is soon taken back.
 
     Args:
         limit: the maximum number of threads.
         settled: the number of windows before the search begins.
+
+    Attributes:
+        level: the number of threads that may work now.
     """
 
     def __init__(self, limit: int, settled: int = 0) -> None:
-        self.level = limit
+        self.level = self._kept = limit
         self._limit = limit
-        self._level_above = limit
-        self._best_rate = 0.0
         self._settled = settled
         self._patience = FIRST_SETTLED_WINDOWS
-        self._skip = limit
+        self._goes_up = False
+        self._first_rate: float | None = None
+        self._lead = 0
+        self._skip: float = limit
         self._open_window(0.0)
 
-    def delivered(self, now: float, waited: float, num_blocks: int) -> None:
-        """Records a delivery to the consumer, the seconds that it waited, and the number of blocks completed meanwhile.
+    def delivered(self, now: float, waited: float, num_calls: float, num_blocks: int) -> None:
+        """Records a delivery to the consumer, the seconds that it waited, and the reads completed meanwhile.
 
         The rate is that of the blocks that threads have completed. The rate of outputs would also depend on their
         order: many may be complete, and wait for one that is not.
+
+        Args:
+            now: the time in seconds.
+            waited: the seconds that the consumer waited.
+            num_calls: the number of calls completed, per process that has this number of threads.
+            num_blocks: the number of their blocks.
         """
         if self._skip > 0:
-            self._skip -= num_blocks
+            self._skip -= num_calls
             self._open_window(now)
             return
+        self._calls += num_calls
         self._blocks += num_blocks
         self._waited += waited
         seconds = now - self._begin
-        if seconds < WINDOW_SECONDS or self._blocks < max(WINDOW_BLOCKS, 2 * self.level):
+        if seconds < WINDOW_SECONDS or self._calls < max(WINDOW_CALLS, 2 * self.level):
             return
         if self._waited >= STARVING * seconds:
             self._decide(self._blocks / seconds)
         self._open_window(now)
 
+    @property
+    def _rival(self) -> int:
+        """The level that the kept one is compared with; itself if there is none in this direction."""
+        return min(2 * self._kept, self._limit) if self._goes_up else max(1, self._kept // 2)
+
     def _decide(self, rate: float) -> None:
         if self._settled > 0:
             self._settled -= 1
-            if self._settled == 0:
-                self._best_rate = 0.0
-                self._go_to(self._limit)
-        elif rate < WORTH * self._best_rate:
-            self._go_to(self._level_above)
+            return
+        other = self._rival if self.level == self._kept else self._kept
+        if self._first_rate is None:
+            self._first_rate = rate
+            self._go_to(other)
+            return
+        first, self._first_rate = self._first_rate, None
+        fewer, more = (rate, first) if self.level < other else (first, rate)
+        self._lead += 1 if fewer >= WORTH * more else -1
+        if abs(self._lead) == DECISIVE_LEAD:
+            self._keep(min(self.level, other) if self._lead > 0 else max(self.level, other))
+
+    def _keep(self, level: int) -> None:
+        if level != self._kept:
+            self._patience = FIRST_SETTLED_WINDOWS
+        else:
             self._settled = self._patience
             self._patience = min(4 * self._patience, SETTLED_WINDOWS)
-        elif self.level == 1:
-            self._settled = SETTLED_WINDOWS
-        else:
-            self._best_rate = max(rate, self._best_rate)
-            self._level_above = self.level
-            self._go_to(self.level // 2)
+            self._goes_up = not self._goes_up
+        self._kept, self._lead = level, 0
+        if self._rival == level:
+            self._goes_up = not self._goes_up
+        self._go_to(level)
 
     def _go_to(self, level: int) -> None:
+        if level != self.level:
+            # These calls were begun by the previous number of threads.
+            self._skip = self.level
         self.level = level
-        # The next blocks were begun by the previous number of threads.
-        self._skip = self._limit
 
     def _open_window(self, now: float) -> None:
-        self._begin, self._blocks, self._waited = now, 0, 0.0
+        self._begin, self._calls, self._blocks, self._waited = now, 0.0, 0, 0.0

@@ -1,5 +1,7 @@
 """The rules that decide who runs a call, how long it is, and how many are in flight: counted, without a clock."""
 
+import heapq
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -189,6 +191,28 @@ def test_workers_read_several_only_after_calls_that_wait() -> None:
         for idle in (*[0.9] * (IDLE_CALLS - 1), 0.0):
             reads.record(1, 1.0, idle)
     assert reads.number == 1
+
+
+@pytest.mark.parametrize("num_blocks", [1, 32])
+@pytest.mark.parametrize("num_workers", [1, 8])
+@pytest.mark.parametrize("latency", [0.02, 0.2, 1.0])
+def test_reads_in_flight_are_compared_by_the_calls_that_they_begin(
+    latency: float, num_workers: int, num_blocks: int
+) -> None:
+    """If only latency counts, all reads are used, though calls of a former number are still in flight for a while."""
+    reads, rng, now, share_of_all = ReadsInFlight(16), random.Random(0), 0.0, 0.0
+    for _ in range(IDLE_CALLS):
+        reads.record(num_blocks, latency, latency)
+    in_flight: list[float] = []
+    while now < 60.0:
+        while len(in_flight) < num_workers * reads.number:
+            heapq.heappush(in_flight, now + latency * rng.uniform(0.8, 1.2))
+        before, number, now = now, reads.number, heapq.heappop(in_flight)
+        share_of_all += (now - before) / 60.0 * (number == 16)
+        reads.waited(now - before)
+        reads.record(num_blocks, latency, latency)
+        reads.delivered(now, num_workers)
+    assert share_of_all > 0.8
 
 
 def test_deaths_of_new_workers_are_an_error_unless_one_lives() -> None:

@@ -1,6 +1,7 @@
 """As many threads work as help, on calls of the size that helps, and several executors share them."""
 
 import collections
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -36,7 +37,7 @@ def run(
     for _ in range(outputs):
         seconds = 1 / rate(tried.level)
         now += seconds
-        tried.delivered(now, waiting * seconds, 1)
+        tried.delivered(now, waiting * seconds, 1, 1)
         levels.append(tried.level)
     return levels, now
 
@@ -67,6 +68,27 @@ def test_a_burst_does_not_mislead_for_long() -> None:
     _, now = run(tried, lambda _: 20_000.0, 1_200)
     levels, _ = run(tried, lambda level: 1000.0 / level, 1_500, now=now)
     assert levels[-1] == 1
+
+
+@pytest.mark.parametrize("more_are_better", [False, True])
+def test_late_and_lucky_windows_decide_nothing(*, more_are_better: bool) -> None:
+    """Noisy rates lead to the best level, whatever was best before, and to no other one for long."""
+    rng = random.Random(0)
+
+    def rate(level: int, *, more: bool) -> float:
+        return 50.0 * level if more else 800.0 / level**0.25
+
+    for _ in range(10):
+        tried, noise, now, gained = Concurrency(MOST), [rng.lognormvariate(0.0, 0.3) for _ in range(2000)], 0.0, 0.0
+        best = rate(MOST if more_are_better else 1, more=more_are_better)
+        while now < 80.0:
+            is_better = more_are_better != (now < 40.0)
+            seconds = 1 / (rate(tried.level, more=is_better) * noise[int(20 * now) % len(noise)])
+            now += seconds
+            if now > 60.0:
+                gained += seconds * rate(tried.level, more=more_are_better) / best
+            tried.delivered(now, seconds, 1, 1)
+        assert gained > 0.9 * 20.0
 
 
 def test_a_consumer_that_has_enough_is_left_alone() -> None:
