@@ -8,7 +8,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar, final
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,20 @@ class RecordLocation(NamedTuple):
     record: int
 
 
+class RunLineage(NamedTuple):
+    """A pipeline, its plan, and the history of a run of it: batches that were skipped, and other global batches."""
+
+    pipeline: Pipeline
+    plan: Plan
+    run: Run
+
+    def plan_of(self, segment: Segment, shard: ShardOptions) -> Plan:
+        """Returns the plan of a segment, that of another shard only if its global batch is another."""
+        if segment.global_batch == self.plan.partition.global_block:
+            return self.plan
+        return Plan(_of_global_batch(self.pipeline, segment.global_batch, shard))
+
+
 class Lineage:
     """A loader whose order can be searched in both directions, or an iterator, whose run can be.
 
@@ -59,8 +73,8 @@ class Lineage:
     """
 
     @property
-    def lineage(self) -> "RunLineage":
-        """The records of the steps, which the methods below ask."""
+    def lineage(self) -> RunLineage:
+        """The pipeline and its run, which the methods below ask."""
         raise NotImplementedError
 
     def record_keys(self, step: int) -> NDArray[np.int64]:
@@ -86,7 +100,28 @@ class Lineage:
             >>> loader.record_keys(0), next(iter(loader))
             (array([3, 1]), array(['d', 'b'], dtype='<U1'))
         """
-        return self.lineage.record_keys(step)
+        pipeline, plan, run = history = self.lineage
+        _check_keys(plan, "record_keys(step)")
+        segment = run.segment_at(step := as_integer(step, "step"))
+        shard_count = pipeline.shard.shard_count
+        if segment.global_batch % shard_count:
+            raise ValueError(
+                f"Step {step} had a global batch of {segment.global_batch}, which {shard_count} shards cannot share."
+            )
+        num_steps = plan.shards[0].block_limit - run.last.offset
+        if not num_steps:
+            raise IndexError(f"step {step} does not exist: this DataLoader yields no batch.")
+        if not 0 <= step < num_steps:
+            raise IndexError(f"step must be between 0 and {num_steps - 1}, the last batch, got {step}.")
+        plan, batch = history.plan_of(segment, pipeline.shard), step + segment.offset
+        shard = plan.shards[0]
+        origins = _in_neutral_thread(functools.partial(shard.locator.locate, batch, batch + 1))
+        keys = origins.record_key.copy()
+        if (chain := plan.pipeline.view.origins) is not None:
+            keys = chain.record_keys(keys_in_epochs(plan.pipeline, origins))
+        if batch == shard.partition.complete_blocks:
+            return keys[origins.position < shard.partition.tail.start + shard.tail_records]
+        return keys
 
     def steps_of(self, keys: Any, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
         """Returns the steps whose global batches contain records: int64, shape (keys, occurrences), a row per key.
@@ -110,7 +145,19 @@ class Lineage:
             array([[2, 3],
                    [1, 4]])
         """
-        return self.lineage.steps_of(keys, start, stop)
+        pipeline, plan, run = history = self.lineage
+        _check_keys(plan, "steps_of(keys)")
+        if not hasattr(plan.pipeline.order, "occurrences"):
+            raise TypeError(
+                f"steps_of(keys) needs a sampler that can be inverted, and {type(pipeline.sampler).__name__} has "
+                "no positions_of(keys)."
+            )
+        wanted, start = checked_keys(keys), as_integer(start, "start", minimum=0)
+        found = []
+        for segment, first, last in run.ranges(start, None if stop is None else as_integer(stop, "stop", 0)):
+            occurrences = _occurrences(history.plan_of(segment, NoSharding()), wanted, first, last)
+            found.append(Occurrences(occurrences.rows, occurrences.positions - segment.offset))
+        return Occurrences.concatenate(found).table(len(wanted))
 
     def locate(self, keys: Any) -> list[RecordLocation]:
         """Returns the origin of each record: its component, its file, and its number in the file. Nothing is read.
@@ -127,7 +174,13 @@ class Lineage:
             >>> loader.locate([1])
             [RecordLocation(component='web', file=None, record=1)]
         """
-        return self.lineage.locate(keys)
+        plan = self.lineage.plan
+        chain = plan.pipeline.view.origins
+        source = plan.pipeline.source if chain is None else chain.source
+        wanted, num_records = checked_keys(keys).tolist(), len(source)
+        if wrong := [key for key in wanted if not 0 <= key < num_records]:
+            raise IndexError(f"keys must be between 0 and {num_records - 1}, the last record, got {wrong[0]}.")
+        return [_location(source, key) for key in wanted]
 
     def composition(self, start: int = 0, stop: int | None = None, *, lengths: Any = None) -> "Composition":
         """Returns the documents, tokens, epochs and share of each component between two steps, over all shards.
@@ -156,87 +209,20 @@ class Lineage:
             books              3    3.00  25.0%
             total             12          100.0%
         """
-        return self.lineage.composition(start, stop, lengths)
-
-
-@final
-class RunLineage:
-    """The lineage of a run, by its steps: through batches that were skipped, and other global batches.
-
-    Args:
-        pipeline: the pipeline of the loader.
-        plan: its plan.
-        run: the history of the run.
-    """
-
-    def __init__(self, pipeline: Pipeline, plan: Plan, run: Run) -> None:
-        self._pipeline, self._plan, self._run = pipeline, plan, run
-
-    def record_keys(self, step: int) -> NDArray[np.int64]:
-        _check_keys(self._plan, "record_keys(step)")
-        segment = self._run.segment_at(step := as_integer(step, "step"))
-        shard_count = self._pipeline.shard.shard_count
-        if segment.global_batch % shard_count:
-            raise ValueError(
-                f"Step {step} had a global batch of {segment.global_batch}, which {shard_count} shards cannot share."
-            )
-        num_steps = self._plan.shards[0].block_limit - self._run.last.offset
-        if not num_steps:
-            raise IndexError(f"step {step} does not exist: this DataLoader yields no batch.")
-        if not 0 <= step < num_steps:
-            raise IndexError(f"step must be between 0 and {num_steps - 1}, the last batch, got {step}.")
-        plan, batch = self._plan_of(segment, self._pipeline.shard), step + segment.offset
-        shard = plan.shards[0]
-        origins = _in_neutral_thread(functools.partial(shard.locator.locate, batch, batch + 1))
-        keys = origins.record_key.copy()
-        if (chain := plan.pipeline.view.origins) is not None:
-            keys = chain.record_keys(keys_in_epochs(plan.pipeline, origins))
-        if batch == shard.partition.complete_blocks:
-            return keys[origins.position < shard.partition.tail.start + shard.tail_records]
-        return keys
-
-    def steps_of(self, keys: Any, start: int, stop: int | None) -> NDArray[np.int64]:
-        _check_keys(self._plan, "steps_of(keys)")
-        if not hasattr(self._plan.pipeline.order, "occurrences"):
-            raise TypeError(
-                f"steps_of(keys) needs a sampler that can be inverted, and {type(self._pipeline.sampler).__name__} has "
-                "no positions_of(keys)."
-            )
-        wanted, start = checked_keys(keys), as_integer(start, "start", minimum=0)
-        found = []
-        for segment, first, last in self._run.ranges(start, None if stop is None else as_integer(stop, "stop", 0)):
-            occurrences = _occurrences(self._plan_of(segment, NoSharding()), wanted, first, last)
-            found.append(Occurrences(occurrences.rows, occurrences.positions - segment.offset))
-        return Occurrences.concatenate(found).table(len(wanted))
-
-    def locate(self, keys: Any) -> list[RecordLocation]:
-        chain = self._plan.pipeline.view.origins
-        source = self._plan.pipeline.source if chain is None else chain.source
-        wanted, num_records = checked_keys(keys).tolist(), len(source)
-        if wrong := [key for key in wanted if not 0 <= key < num_records]:
-            raise IndexError(f"keys must be between 0 and {num_records - 1}, the last record, got {wrong[0]}.")
-        return [_location(source, key) for key in wanted]
-
-    def composition(self, start: int, stop: int | None, lengths: Any) -> "Composition":
-        _check_one_to_one(self._plan, "composition(start, stop)")
+        _, plan, run = history = self.lineage
+        _check_one_to_one(plan, "composition(start, stop)")
         start = as_integer(start, "start", minimum=0)
         if stop is not None and start > as_integer(stop, "stop", minimum=0):
             raise ValueError(f"start must be at most stop, which is {stop}, got {start}.")
-        here = self._run.segment_at(start)
+        here = run.segment_at(start)
         nothing = BatchRange(here, start + here.offset, start + here.offset)
         counted, ends = [], []
-        for segment, first, last in [*self._run.ranges(start, stop)] or [nothing]:
-            plan = self._plan_of(segment, NoSharding())
-            counted.append(_in_neutral_thread(functools.partial(_counts_of, plan, first, last, lengths)))
+        for segment, first, last in [*run.ranges(start, stop)] or [nothing]:
+            count = functools.partial(_counts_of, history.plan_of(segment, NoSharding()), first, last, lengths)
+            counted.append(_in_neutral_thread(count))
             ends.append((counted[-1].start - segment.offset, counted[-1].stop - segment.offset))
-        names, _ = _components(self._plan.pipeline.order, self._plan.pipeline.source)
+        names, _ = _components(plan.pipeline.order, plan.pipeline.source)
         return Composition(ends[0][0], ends[-1][1], dict(zip(names, _joined(counted), strict=True)))
-
-    def _plan_of(self, segment: Segment, shard: ShardOptions) -> Plan:
-        """Returns the plan of a segment, that of another shard only if its global batch is another."""
-        if segment.global_batch == self._plan.partition.global_block:
-            return self._plan
-        return Plan(_of_global_batch(self._pipeline, segment.global_batch, shard))
 
 
 def _occurrences(plan: Plan, keys: NDArray[np.int64], start: int, stop: int | None) -> Occurrences:
