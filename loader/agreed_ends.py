@@ -83,14 +83,14 @@ class AgreedEnds:
         self.has_begun = True
         return step
 
-    def staged(self, batch: Any) -> tuple[Any, int, Any]:
+    def put(self, batch: Any) -> tuple[Any, int, Any]:
         """Returns a batch, its number of rows, and the batch on the device with the rows of the largest so far."""
         rows = _rows_of(batch)
         if self._agreement is not None and not self._described[1]:
             # Here, where an error is one of this batch, and hosts agree on it.
             self._described = _described(batch)
         self._local_rows = max(self._local_rows, rows)
-        return batch, rows, self._put(batch, rows, self._local_rows)
+        return batch, rows, self._put_rows(batch, rows, self._local_rows)
 
     def announced(self, outcome: Any) -> Pending:
         """Returns an outcome with the counts of all hosts, which are requested and not awaited."""
@@ -110,10 +110,10 @@ class AgreedEnds:
             return None
         self._rows = max(self._rows, int(counts.max()))
         if pending.outcome is None:
-            return self._put(self._empty, 0, self._rows)
+            return self._put_rows(self._empty, 0, self._rows)
         batch, rows, on_device = pending.outcome.batch
         is_full = len(on_device[VALID]) == self._rows * self._num_shares
-        return on_device if is_full else self._put(batch, rows, self._rows)
+        return on_device if is_full else self._put_rows(batch, rows, self._rows)
 
     @functools.cached_property
     def _num_shares(self) -> int:
@@ -126,9 +126,9 @@ class AgreedEnds:
 
     @functools.cached_property
     def _gathering(self) -> Any:
-        return hosts_axis(self._placement.sharding)
+        return hosts_axis(self._placement.destination)
 
-    def _put(self, batch: Mapping[str, Any], rows: int, size: int) -> Any:
+    def _put_rows(self, batch: Mapping[str, Any], rows: int, size: int) -> Any:
         if VALID in batch:
             raise ValueError(f"ends='agree' adds the leaf {VALID!r}, which batches have already. Give it another name.")
         return self._placement.put({**_padded(batch, size), VALID: np.arange(size) < rows})

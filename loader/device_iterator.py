@@ -72,6 +72,10 @@ class StagedBatch:
 class DeviceStaging:
     """The batches staged from one position on. The thread runs jobs; the consumer takes their outcomes in order.
 
+    Args:
+        put: puts a batch of the iterator on the device.
+        start: the position of the first one.
+
     Attributes:
         outcomes: the outcome of each job: a batch, or an exception.
         next_position: the position before the batch that `take` returns next; None if it may be another one.
@@ -80,19 +84,10 @@ class DeviceStaging:
         is_over: True if jobs must do nothing more. Either side may set it.
     """
 
-    def __init__(
-        self,
-        iterator: Any,
-        placement: Placement,
-        start: Any,
-        agreement: Agreement | None = None,
-        ends: AgreedEnds | None = None,
-    ) -> None:
+    def __init__(self, iterator: Any, put: Callable[[Any], Any], start: Any) -> None:
         self._iterator = iterator
-        self._placement = placement
-        self._agreement = agreement
-        self._ends = ends
-        # The batches that other hosts know of, with `ends`.
+        self._put = put
+        # The batches that other hosts know of, if they agree at each step.
         self.pending: collections.deque[Pending] = collections.deque()
         self.last_outcome: Any = ()
         self._start = start
@@ -140,14 +135,7 @@ class DeviceStaging:
             # The previous staging may have drawn more than was delivered.
             return_to(self._iterator, self._start)
             self._has_begun = True
-        if self._ends is not None:
-            return self._ends.staged(next(self._iterator))
-        if self._agreement is None:
-            return self._placement.put(next(self._iterator))
-        step = getattr(self._iterator, "step", None)
-        batch = next(self._iterator)
-        self._agreement.check_rows(list(leaves_of(batch)), step)
-        return self._placement.put(batch)
+        return self._put(next(self._iterator))
 
 
 def device_put(
@@ -229,6 +217,7 @@ class DeviceIterator(Lineage, Inspectable, ResumableIterator):
         self._agreement = Agreement(placement, iterator) if placement.is_global else None
         rows = getattr(iterator, "rows_per_batch", None)
         self._ends = AgreedEnds(placement, self._agreement, rows) if agrees else None
+        self._put: Callable[[Any], Any] = (self._ends or self._agreement or placement).put
         self._counts_records = hasattr(iterator, "records_between")
         self._buffer_size = buffer_size
         self._position = DevicePosition.of(iterator)
@@ -522,9 +511,7 @@ class DeviceIterator(Lineage, Inspectable, ResumableIterator):
             self._end_staging()
 
     def _begin_staging(self) -> DeviceStaging:
-        staging = self._staging = DeviceStaging(
-            self._iterator, self._placement, self._position.unsealed, self._agreement, self._ends
-        )
+        staging = self._staging = DeviceStaging(self._iterator, self._put, self._position.unsealed)
         # A `close` in another thread either finds this staging, and ends the wait for it, or is detected here.
         self._check_open()
         return staging

@@ -41,6 +41,7 @@ class Placement:
     """Transfers batches to one device, or distributes them over several.
 
     Attributes:
+        destination: the device, or the sharding over several.
         is_global: True if the batches are parts of global ones, because the sharding spans several processes.
 
     Args:
@@ -59,7 +60,7 @@ class Placement:
         _check(device)
         # Imported once: the methods run for each batch.
         self._jax: Any = jax
-        self._device = device
+        self.destination: Any = device
         self.is_global = isinstance(device, jax.sharding.Sharding) and not device.is_fully_addressable
         self._row_group: RowGroup | None = None
         if self.is_global and isinstance(device, jax.sharding.NamedSharding):
@@ -69,12 +70,7 @@ class Placement:
         self._default_device = self._jax.config.jax_default_device
 
     def __repr__(self) -> str:
-        return "the default device" if self._device is None else str(self._device)
-
-    @property
-    def sharding(self) -> Any:
-        """The destination."""
-        return self._device
+        return "the default device" if self.destination is None else str(self.destination)
 
     @property
     def num_row_groups(self) -> int | None:
@@ -111,7 +107,7 @@ class Placement:
     def _put_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
         if self.is_global:
             return [self._put_rows(np.asarray(leaf)) for leaf in leaves]
-        arrays: Sequence[Any] = self._jax.device_put(leaves, self._device)
+        arrays: Sequence[Any] = self._jax.device_put(leaves, self.destination)
         return arrays
 
     def _put_rows(self, rows: NDArray[Any]) -> Any:
@@ -119,7 +115,7 @@ class Placement:
         # Given the local shape alone, JAX would take rows that the sharding cuts for parts of longer rows.
         group = self._row_group
         shape = (len(rows) * group.count, *rows.shape[1:]) if group is not None and rows.ndim else None
-        return self._jax.make_array_from_process_local_data(self._device, rows, shape)
+        return self._jax.make_array_from_process_local_data(self.destination, rows, shape)
 
     def _find_refused(self, leaves: Sequence[tuple[str, Any]]) -> None:
         for path, leaf in leaves:
@@ -141,7 +137,7 @@ class Placement:
                     "If it is a last, short batch that does not fit, use Batch(..., drop_remainder=True) or "
                     "pad_remainder=True."
                 )
-                spec: Any = getattr(self._device, "spec", ())
+                spec: Any = getattr(self.destination, "spec", ())
                 if len(spec) > np.ndim(leaf):
                     remedy = (
                         f"Use a sharding of the rows alone, PartitionSpec({spec[0]!r}), and in the step "
@@ -256,24 +252,28 @@ class Agreement:
     """
 
     def __init__(self, placement: Placement, iterator: Any) -> None:
-        self._sharding = placement.sharding
+        self._placement = placement
         # Processes that all need the same rows read the same stream, whose rows are the same.
         self._is_one_group = placement.num_row_groups == 1
         self._iterator = iterator
         self._max_rows: dict[str, int] = {}
         self.is_compared = False
 
-    def check_rows(self, leaves: Sequence[tuple[str, Any]], step: int | None) -> None:
-        """Refuses a batch, the one after `step` others, that may have other numbers of rows on other hosts.
+    def put(self, batch: Any) -> Any:
+        """Puts the batch that the iterator has just yielded.
 
         Raises:
             ValueError: it has fewer rows than an earlier one, or is known to differ between hosts.
         """
-        known = getattr(self._iterator, "rows_agree", None)
-        agree = None if known is None or step is None else known(step)
+        self._check_rows(batch)
+        return self._placement.put(batch)
+
+    def _check_rows(self, batch: Any) -> None:
+        known, step = getattr(self._iterator, "rows_agree", None), getattr(self._iterator, "step", None)
+        agree = None if known is None or step is None else known(step - 1)
         if agree or self._is_one_group:
             return
-        for path, leaf in leaves:
+        for path, leaf in leaves_of(batch):
             rows = np.shape(leaf)[:1]
             if not rows:
                 continue
@@ -306,7 +306,7 @@ class Agreement:
         beginning = {"first batch": first, "iterator": type(self._iterator).__name__, "step": str(step)}
         texts: Texts = {"identity": beginning | identity, "content": content, "structure": dict(structure)}
         texts["unchecked"] = {"": unchecked}
-        hosts = gathered_texts(self._sharding, texts) or {0: texts}
+        hosts = gathered_texts(self._placement.destination, texts) or {0: texts}
         having = {host: each for host, each in hosts.items() if each["structure"]}
         if text := difference_of(hosts, "identity") or difference_of(having, "structure"):
             raise ValueError(

@@ -721,8 +721,8 @@ def test_the_waits_that_are_reported_are_those_of_the_training_loop(monkeypatch:
         return real(placement, batch)
 
     loader = loader_of()
+    monkeypatch.setattr(Placement, "put", put)
     with millstream.device_put(iter(loader), buffer_size=1) as batches:
-        monkeypatch.setattr(Placement, "put", put)
         monkeypatch.setattr(time, "perf_counter", perf_counter)
         for _ in range(9):
             next(batches)
