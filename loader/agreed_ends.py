@@ -15,7 +15,7 @@ import base64
 import functools
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -97,7 +97,7 @@ class AgreedEnds:
         rows = 0 if outcome is None else _FAILED if isinstance(outcome, BaseException) else outcome.batch[1]
         if not self._placement.is_global:
             return Pending(outcome, np.array([rows]))
-        return Pending(outcome, in_fresh_thread(functools.partial(self._gather, rows)))
+        return Pending(outcome, in_fresh_thread(lambda: self._gather(np.array([rows], np.int32))))
 
     def batch_of(self, pending: Pending) -> Any:
         """Returns the batch of all hosts, None if all have ended, or raises the error of a host."""
@@ -120,13 +120,10 @@ class AgreedEnds:
         """The number of hosts' shares that a global array is made of."""
         return (self._placement.num_row_groups or 1) if self._placement.is_global else 1
 
-    def _gather(self, rows: int) -> Any:
-        make, unchanged = self._gathering
-        return unchanged(make(np.array([rows], np.int32)))
-
     @functools.cached_property
-    def _gathering(self) -> Any:
-        return hosts_axis(self._placement.destination)
+    def _gather(self) -> Callable[[NDArray[Any]], Any]:
+        make, unchanged = hosts_axis(self._placement.destination)
+        return lambda row: unchanged(make(row))
 
     def _put_rows(self, batch: Mapping[str, Any], rows: int, size: int) -> Any:
         if VALID in batch:

@@ -15,7 +15,6 @@ from millstream.loader import reporting
 from millstream.loader.checkpoints.fingerprint import Origin, snapshot_of
 from millstream.loader.checkpoints.state import (
     Run,
-    Stream,
     count_outputs,
     declared_by,
     fingerprint_of_pipeline,
@@ -230,7 +229,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         self._begin()
         # Before any operation runs: an operation that counts its calls is described as it was built.
         self._declared = declared_by(self._pipeline)
-        _ = self._stream
+        self._stream = stream_of(self._plan, fingerprint_of_pipeline(self._pipeline, self._declared))
 
     @property
     def data_source(self) -> DataSource[Any]:
@@ -438,11 +437,6 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
     def __bool__(self) -> bool:
         """Returns True, even if its length is 0 or not known."""
         return True
-
-    @functools.cached_property
-    def _stream(self) -> Stream:
-        """The description of the stream, made at construction. A pickled loader takes it along."""
-        return stream_of(self._plan, fingerprint_of_pipeline(self._pipeline, self._declared))
 
     def _begin(self) -> None:
         """Creates the parts that are not pickled."""

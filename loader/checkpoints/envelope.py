@@ -234,7 +234,9 @@ def _content(fields: Any, kind: str) -> SavedState:
             f"The state is of a {fields['kind']!s:.20}, and this is the iterator of a {kind}. Pass a result of "
             "get_state() of the same pipeline."
         )
-    return SavedState(kind, _step(fields["step"]), _position(fields), fields["stream"], fields.get(_RUN))
+    if not is_number(fields["step"]):
+        raise unreadable(f"step is {fields['step']!r:.40}")
+    return SavedState(kind, fields["step"], _position(fields), fields["stream"], fields.get(_RUN))
 
 
 def _position(fields: dict[str, Any]) -> Any:
@@ -317,10 +319,3 @@ def wrong_kind(kind: str, position: Any) -> CheckpointError:
     return CheckpointError(
         f"The state must be one of {kind}, got one of {got}. Pass a result of get_state() of the same chain."
     )
-
-
-def _step(value: Any) -> int:
-    if not is_number(value):
-        raise unreadable(f"step is {value!r:.40}")
-    step: int = value
-    return step

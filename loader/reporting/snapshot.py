@@ -131,22 +131,15 @@ class ComponentSnapshot(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-    """Counts and times, summed over all iterators of a loader.
+    """Counts and times of a `Profiler`, summed over all iterators of a loader. Its outputs are batches here.
 
     Attributes:
-        timed_batches: the number of batches that the seconds cover. Several may be fetched together, and the time
-            between them is known at the next fetch.
-        first_seconds: the seconds of waiting for the first batch of each pass. They include the start of workers.
-        wait_seconds: the seconds of waiting for all other batches, or of computing them in the trainer's thread.
+        wait_seconds: the seconds of waiting for all batches but the first of each pass, or of computing them in the
+            trainer's thread.
         trainer_seconds: the seconds that the trainer spent between two batches.
-        batch_bytes: the estimated size of the first batch; None before it.
-        core_seconds: the seconds in which worker processes used a core, except during waits for first batches; None if
-            they were not measured.
-        delay_seconds: the seconds in which threads of these processes were ready to run and had no core.
-        waits: the seconds of the last waits, except those for first batches, up to 1,000.
-        records: the number of records in the batches delivered; None if the pipeline is not 1:1.
+        core_seconds: None if they were not measured.
+        records: None if the pipeline is not 1:1.
         step: the step of the newest iterator.
-        reader: the process of this host that reads and computes for this one; None if this one does.
         components: those of a mixture in all global batches before `step`; empty for other orders, and for pipelines
             that are not 1:1.
     """
@@ -340,6 +333,9 @@ def description_of(
     pipeline = plan.pipeline
     source = pipeline.source
     reads_ahead = reading.num_threads > 0 if workers.num_workers else reading.reads_ahead
+    location = StageLocation.THREADS if reading.reads_ahead else StageLocation.TRAINER
+    if workers.num_workers:
+        location = StageLocation.WORKERS
     return LoaderSnapshot(
         source=SourceSnapshot(
             name=source_name(source),
@@ -349,7 +345,7 @@ def description_of(
             window_units=window if isinstance(window := getattr(source, "window_units", None), int) else None,
         ),
         order=order_of(pipeline),
-        stages=tuple(_described_stages(plan, _location(workers, reading))),
+        stages=tuple(_described_stages(plan, location)),
         shard=f"{pipeline.shard.shard_index} of {pipeline.shard.shard_count}",
         num_workers=workers.num_workers,
         worker_buffer=workers.per_worker_buffer_size,
@@ -437,12 +433,6 @@ def _one_by_one(source: object) -> str:
 def _bars(value: object) -> Bars:
     """Returns the bars of the library's own sources and samplers, because attributes of user classes mean anything."""
     return tuple(value._card_bars()) if isinstance(value, Rendered) else ()  # noqa: SLF001  (in its own library)
-
-
-def _location(workers: MultiprocessingOptions, reading: ReadOptions) -> StageLocation:
-    if workers.num_workers:
-        return StageLocation.WORKERS
-    return StageLocation.THREADS if reading.reads_ahead else StageLocation.TRAINER
 
 
 def _described_stages(plan: Plan, location: StageLocation) -> Sequence[StageSnapshot]:

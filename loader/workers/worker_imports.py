@@ -19,10 +19,11 @@ import time
 import zipimport
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from millstream.sources.digests import digest
 
+DIGEST_BYTES = 16
 CHANGED = b""
 """The digest of a file that is no longer what the trainer has imported."""
 
@@ -31,24 +32,17 @@ _WRAPPERS = (FunctionType, staticmethod, classmethod, functools._lru_cache_wrapp
 _PACKAGE_FOLDERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
-class _Seen(NamedTuple):
-    """A module that was imported by this spec, which a reload replaces. No digest if it is not the user's."""
-
-    spec: Any
-    digest: bytes | None
-
-
-_seen: dict[str, _Seen] = {}
+_seen: dict[str, tuple[Any, bytes | None]] = {}
+"""The spec by which each module was imported, which a reload replaces, and its digest; None if it is not the user's."""
 
 
 def code_digests() -> dict[str, bytes]:
     """Returns the digests of the files of all modules of the user that this process has imported, by their names."""
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
-        seen = _seen.get(name)
-        if seen is None or seen.spec is not spec:
-            _seen[name] = _Seen(spec, _digest_of(name, module, spec))
-    return {name: seen.digest for name, seen in list(_seen.items()) if seen.digest is not None and name in sys.modules}
+        if name not in _seen or _seen[name][0] is not spec:
+            _seen[name] = spec, _digest_of(name, module, spec)
+    return {name: found for name, (_, found) in list(_seen.items()) if found is not None and name in sys.modules}
 
 
 def is_of_user(name: str, spec: Any) -> bool:
@@ -60,16 +54,15 @@ def is_of_user(name: str, spec: Any) -> bool:
 def _digest_of(name: str, module: Any, spec: Any) -> bytes | None:
     if not is_of_user(name, spec):
         return None
-    origin = spec.origin
     try:
         status, content = _read(spec)
     except (OSError, zipimport.ZipImportError):
         return CHANGED
     # Other loaders may compile something else than the file has.
-    if type(spec.loader) is importlib.machinery.SourceFileLoader and status.st_mtime > _process_start():
-        is_edited = _is_newer(status, spec.cached) or not _has_code_of(module, content, origin)
-        return CHANGED if is_edited else _digest(content)
-    return _digest(content)
+    may_differ = type(spec.loader) is importlib.machinery.SourceFileLoader and status.st_mtime > _process_start()
+    if may_differ and (_is_newer(status, spec.cached) or not _has_code_of(module, content, spec.origin)):
+        return CHANGED
+    return digest(DIGEST_BYTES, content)
 
 
 def _read(spec: Any) -> tuple[os.stat_result, bytes]:
@@ -91,10 +84,6 @@ def _is_source(origin: object) -> bool:
 
 def _is_source_of_user(origin: object) -> bool:
     return _is_source(origin) and not any(folder in str(origin) for folder in _PACKAGE_FOLDERS)
-
-
-def _digest(content: bytes) -> bytes:
-    return digest(16, content)
 
 
 def _process_start() -> float:
@@ -196,7 +185,7 @@ class WorkerImports:
 
     def _compare(self, name: str, spec: Any) -> None:
         _, content = _read(spec)
-        found = _digest(content)
+        found = digest(DIGEST_BYTES, content)
         if name not in self._code:
             self._report(name, found)
         elif self._code[name] != found:
