@@ -68,7 +68,8 @@ class FedCall(BlockCall):
         """Takes the result. If it is FeedFailed, the iterator's own error replaces it."""
         if isinstance(elements.error, FeedFailed):
             block = self.start + len(self._elements.values) // self._of.partition.block
-            elements = Elements(elements.values, elements.origins, self._failure, Location(-1, block))
+            at = Location(-1, block)
+            elements = Elements(elements.values, elements.origins, self._failure, at, elements.failures)
         super().complete(elements)
 
     def split(self) -> list[BlockCall]:

@@ -3,6 +3,7 @@
 No process is involved.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from random import Random
@@ -10,18 +11,34 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import millstream
+from millstream.dataset.iterators.fed_iterator import Fed as FedSource
+from millstream.dataset.nodes.lowering import InOrder
+from millstream.loader.pipeline import pipeline as compiled
 from millstream.loader.pipeline.calls import Blocks, Call, Fed, Position
-from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.elements import Awaited, Elements, Origins
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.scheduling import feed as feeds
 from millstream.loader.scheduling.assignments import MAX_DEATHS, Assignments
+from millstream.loader.scheduling.feed import Feed
 from millstream.loader.scheduling.schedule import Schedule
-from millstream.transforms import Batch, Filter, Map
-from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, dealt_pipelines, pipelines
+from millstream.sharding import NoSharding
+from millstream.transforms import Batch, Filter, Map, RandomMap, Transformation
+from millstream.transforms.of_chains import KeepAll
+from support.draw.random_pipelines import (
+    UNEVEN_ENDS,
+    FailOn,
+    Pipeline,
+    dealt_pipelines,
+    dropping_operations,
+    one_to_one_operations,
+    pipelines,
+)
 from support.laws import expected_of, inline_loader, loader_of
+from support.oracle.stream import Failing, oracle
 from support.streams import drain
 
 SIZE = 40
@@ -55,25 +72,47 @@ class Workers:
         plan: what they make.
         random: decides which call is taken or finishes next, and who dies.
         deadly: the blocks that kill whoever makes them.
+        feed: what the elements come from, if they are not read.
     """
 
-    def __init__(self, plan: Plan, random: Random, deadly: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+    def __init__(
+        self,
+        plan: Plan,
+        random: Random,
+        deadly: set[int] = frozenset(),  # type: ignore[assignment]
+        feed: Feed | None = None,
+    ) -> None:
         self._plan = plan
         self._deadly = deadly
         self._random = random
-        self._schedule = Schedule(plan, plan.beginning)
+        self._feed = feed
+        self._accidents = 0
+        self._begin(plan.beginning)
+
+    def _begin(self, position: Position) -> None:
+        if self._feed is not None:
+            self._feed.go_to(position[0].block)
+        self._schedule = Schedule(self._plan, position, self._feed)
         self._assignments = Assignments(self._schedule, itertools.count())
         self._given: list[tuple[int, Call]] = []
-        self._accidents = 0
 
     def stream(self) -> Iterator[Any]:
         """Yields everything that comes out."""
         while not self._schedule.exhausted:
             while (outputs := self._schedule.pop()) is not None:
+                if self._feed is not None:
+                    self._feed.delivered(outputs)
+                    check_kept(self._feed, self._plan.partition.global_block)
                 yield from outputs.values[outputs.first :]
                 if outputs.error is not None:
                     assert self._schedule.next_stage is None
                     raise outputs.error
+                if self._feed is not None and outputs.values and self._random.random() < 0.1:
+                    # Others go on from here.
+                    position = outputs.position_after(len(outputs.values) - 1)
+                    if self._schedule.failures is not None:
+                        self._schedule.failures.deliver(position)
+                    self._begin(position)
             self._do_something()
 
     def _do_something(self) -> None:
@@ -85,11 +124,14 @@ class Workers:
                 lost = self._assignments.assign(call), call
         if lost is not None:
             self._given.append(lost)
+        elif self._feed is not None and self._feed.awaited is not None and self._random.random() < 0.5:
+            self._feed.awaited = None
         elif self._given:
             self._finish(*self._given.pop(self._random.randrange(len(self._given))))
         else:
             # Without this, an endless loop would use up what Hypothesis draws, which discards the example.
-            assert self._schedule.exhausted or self._schedule.next_stage is not None, "a call was lost"
+            is_waiting = self._feed is not None and self._feed.awaited is not None
+            assert is_waiting or self._schedule.exhausted or self._schedule.next_stage is not None, "a call was lost"
 
     def _finish(self, number: int, call: Call) -> None:
         request = call.request
@@ -114,6 +156,99 @@ class Workers:
 def test_the_stream_is_the_oracles_whatever_finishes_first_and_who_dies(pipeline: Pipeline, random: Random) -> None:
     """However many calls are under way, and however often workers die where no call is at fault."""
     assert drain(Workers(loader_of(pipeline)._plan, random).stream()) == expected_of(pipeline)
+
+
+class Slow:
+    """Numbers up to a count, and then an error, if it is one. Any of them may have to be waited for."""
+
+    def __init__(self, count: int, error: BaseException | None, random: Random) -> None:
+        self._count = count
+        self._error = error
+        self._random = random
+        self._next = self.num_drawn = 0
+
+    def wait(self) -> None:
+        raise AssertionError("it is asked again")
+
+    def draw(self, count: int, number: int) -> Elements | Awaited:
+        assert number == self._next
+        while self.num_drawn < count and self._next + self.num_drawn < self._count:
+            if self._random.random() < 0.3:
+                return self
+            self.num_drawn += 1
+        drawn = np.arange(self._next, self._next + min(count, self.num_drawn))
+        self._next += len(drawn)
+        self.num_drawn -= len(drawn)
+        table = np.stack([drawn] * 4 + [np.zeros_like(drawn)])
+        return Elements(drawn.tolist(), Origins(table), self._error if len(drawn) < count else None)
+
+    def get_state(self) -> int:
+        assert not self.num_drawn
+        return self._next
+
+    def set_state(self, state: int) -> None:
+        self._next, self.num_drawn = state, 0
+
+
+def check_kept(feed: Feed, block: int) -> None:
+    """Checks that each saved state is that at its block, and that they are in order."""
+    kept = feed.kept()
+    blocks = [number for number, _ in kept]
+    assert blocks == sorted(set(blocks))
+    assert [number * block for number in blocks] == [state for _, state in kept]
+
+
+@dataclasses.dataclass(frozen=True)
+class FailOnMultiples(Map):
+    """Fails on every so many."""
+
+    of: int
+
+    def map(self, number: int) -> int:
+        if number % self.of == 0:
+            raise KeyError(number)
+        return number
+
+
+plain_operations = st.one_of(one_to_one_operations, dropping_operations, st.builds(FailOn, st.integers(0, 22))).filter(
+    lambda operation: not isinstance(operation, RandomMap)
+)
+"""Operations without seeds, which chains give to those that draw."""
+
+
+@given(
+    operations=st.lists(plain_operations, max_size=3),
+    count=st.integers(1, 14),
+    fails=st.booleans(),
+    tolerance=st.none() | st.builds(compiled.Tolerance, st.none() | st.integers(0, 4)),
+    seed=st.integers(0, 2**32),
+)
+@settings(deadline=None, max_examples=100)
+def test_a_stream_that_is_fed_is_the_oracles(
+    operations: list[Transformation], count: int, fails: bool, tolerance: compiled.Tolerance | None, seed: int
+) -> None:
+    """So are calls that are fed with elements that may have to be waited for, also from any position on.
+
+    Elements that fail are counted in each call, also in the one that the stream ends in.
+    """
+    # Whether a batch that is not full is raised or dropped depends on what follows.
+    assume(not (fails and any(isinstance(operation, Batch) for operation in operations)))
+    if tolerance is not None:
+        operations = [KeepAll(), FailOnMultiples(2 + seed % 3), *operations]
+    failing = None if tolerance is None else Failing(tolerance.max_errors)
+    sampler = millstream.IndexSampler(count, num_epochs=1)
+    expected, error = drain(oracle(range(count), sampler, operations, failing=failing))
+    # The oracle of a finite source knows when all have failed, which the end of a stream does not.
+    assume(failing is None or len(failing.keys) < count)
+    order = InOrder(None, None)
+    plan = Plan(compiled.Pipeline(FedSource(), order, order, tuple(operations), NoSharding(), tolerance=tolerance))
+    for random in map(Random, range(seed, seed + 6)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(feeds, "KEPT_ELEMENTS", 8)
+            plan.errors = plan.errors and plan.errors.emptied()
+            slow = Slow(count, OSError("the end") if fails else None, random)
+            found = drain(Workers(plan, random, feed=Feed(slow, plan.partition.global_block)).stream())
+        assert found == (expected, error or (OSError if fails else None))
 
 
 @given(random=st.randoms(use_true_random=False), deadly=st.sets(st.integers(0, SIZE - 1), min_size=1))
