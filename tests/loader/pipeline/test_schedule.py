@@ -139,8 +139,13 @@ class Workers:
         if kills:
             self._assignments.blame(number, lambda deaths, records: DeathError(f"{deaths} deaths: {records}"))
         elif self._accidents < SIZE and self._random.random() < 0.3:
-            # The worker dies of something else: the calls that it had not begun, this one among them, go to others.
+            # The worker dies of something else.
             self._accidents += 1
+            if self._random.random() < 0.3:
+                # Its call is suspected, so that its blocks go to others one by one.
+                self._assignments.blame(number, lambda *_: DeathError(), guilt=0.0)
+                return
+            # The calls that it had not begun, this one among them, go to others.
             others, self._given = self._given, []
             self._assignments.lose([number, *(other for other, _ in others)])
             # Late answers belong to no call.
