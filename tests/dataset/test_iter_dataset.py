@@ -12,27 +12,27 @@ from hypothesis import strategies as st
 
 from millstream import Batch, IterDataset, MapDataset, ReadOptions
 from millstream.transforms import ConcatThenSplit, Rebatch
-from support.draw.streams import Stream, as_document, streams
+from support.draw.streams import ERRORS, Errors, Stream, as_document, streams
 from support.everywhere import THREADS, assert_same_everywhere, assert_survives_interrupts, in_workers
 from support.laws import assert_resumes_everywhere
 
 
 @settings(max_examples=75)
-@given(streams(6, fails=True), st.randoms(use_true_random=False), st.booleans())
+@given(streams(6, fails=True), st.randoms(use_true_random=False), st.sampled_from(ERRORS))
 def test_a_stream_is_the_oracles_in_the_consumers_thread_and_in_others(
-    stream: Stream, chance: random.Random, skips: bool
+    stream: Stream, chance: random.Random, errors: Errors
 ) -> None:
     """Elements, errors and states are the same with any budget, from the beginning and from any state."""
     note(repr(stream))
-    assert_same_everywhere(stream, chance, chance.sample(THREADS, 2), skips=skips)
+    assert_same_everywhere(stream, chance, chance.sample(THREADS, 2), errors)
 
 
 @settings(max_examples=6)
-@given(streams(6, fails=True), st.randoms(use_true_random=False), st.booleans(), st.booleans())
-def test_a_stream_is_the_oracles_in_workers(stream: Stream, chance: random.Random, skips: bool, kills: bool) -> None:
+@given(streams(6, fails=True), st.randoms(use_true_random=False), st.sampled_from(ERRORS), st.booleans())
+def test_a_stream_is_the_oracles_in_workers(stream: Stream, chance: random.Random, errors: Errors, kills: bool) -> None:
     """So they are in workers, of the whole stream or of parts of it, also while workers are killed."""
     note(repr(stream))
-    assert_same_everywhere(stream, chance, [in_workers(chance), chance.choice(THREADS)], skips=skips, kills=kills)
+    assert_same_everywhere(stream, chance, [in_workers(chance), chance.choice(THREADS)], errors, kills=kills)
 
 
 @settings(max_examples=60)

@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
 from support.draw.shares import Elastic, elastic
-from support.draw.streams import Place, Stream, UndecidedError, streams
+from support.draw.streams import ERRORS, Place, Stream, UndecidedError, streams
 from support.everywhere import (
     THREADS,
     assert_same_everywhere,
@@ -47,12 +47,12 @@ def law(stream: Stream, chance: random.Random, seen: collections.Counter[str]) -
     """Checks one tree."""
     if stream.outcome()[1] == UndecidedError.__name__:
         return
-    skips, kills = chance.random() < 0.5, chance.random() < 0.5
+    errors, kills = chance.choice(ERRORS), chance.random() < 0.5
     places = [chance.choice(THREADS), in_workers(chance)]
     if stream.is_straight:
         places.append(Place(None, "auto"))
-    note(f"{stream!r}\n{places}, skips {skips}, kills {kills}")
-    seen["readings of trees"] += assert_same_everywhere(stream, chance, places, skips=skips, kills=kills)
+    note(f"{stream!r}\n{places}, {errors}, kills {kills}")
+    seen["readings of trees"] += assert_same_everywhere(stream, chance, places, errors, kills=kills)
     for place in places:
         seen["interrupts of trees"] += assert_survives_interrupts(stream, chance, place)
         seen["signals to trees"] += survives_signals(stream, chance, place)

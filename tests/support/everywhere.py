@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from millstream import ReadOptions
 from support.draw.shares import Elastic
-from support.draw.streams import HERE, Place, Stream, UndecidedError, text_of
+from support.draw.streams import HERE, RAISED, Errors, Place, Stream, UndecidedError, text_of
 from support.faults.interrupted import interrupt_at
 from support.oracle.blame import blamed_for
 from support.processes.process_tree import worker_pids
@@ -127,7 +127,7 @@ def kill_once(chance: random.Random) -> Act:
 
 
 def assert_same_everywhere(
-    stream: Stream, chance: random.Random, places: Sequence[Place], *, skips: bool = False, kills: bool = False
+    stream: Stream, chance: random.Random, places: Sequence[Place], errors: Errors = RAISED, *, kills: bool = False
 ) -> int:
     """Checks that a stream is the oracle's in each place, and resumes in any from the states of any other.
 
@@ -135,16 +135,16 @@ def assert_same_everywhere(
         stream: the stream.
         chance: decides where and how it resumes.
         places: the places besides the consumer's thread.
-        skips: whether elements that fail are skipped.
+        errors: the options for elements that fail.
         kills: whether a worker is killed in each pass.
 
     Returns:
         How often it was read from somewhere.
     """
-    values, error, named = stream.outcome(skips=skips)
+    values, error, named = stream.outcome(errors)
     if error == UndecidedError.__name__:
         return 0
-    datasets = {place: stream.dataset(place, skips=skips) for place in (HERE, *places)}
+    datasets = {place: stream.dataset(place, errors) for place in (HERE, *places)}
     whole: Reading | None = None
     for place, dataset in datasets.items():
         found = read(iter(dataset), act=kill_once(chance) if kills and place.workers else None)
@@ -153,6 +153,8 @@ def assert_same_everywhere(
         whole = whole or found._replace(has_two_ends=stream.has_two_ends)
         assert found[:4] == whole[:4], f"other states in {place}"
     assert whole is not None
+    if errors.max_errors is not None or stream.is_limited:
+        return len(datasets) + assert_counts_from_states(stream, chance, list(datasets.values()), errors, whole)
     for begin in chance.sample(range(len(whole.states)), min(len(whole.states), 6)):
         place = chance.choice(list(datasets))
         # The workers of one that is dropped stay for the next one.
@@ -171,6 +173,30 @@ def assert_same_everywhere(
                 iterator.seek(begin)
                 check_rest(read(iterator, 1), whole, begin, 1, named)
     return len(datasets) + 3 * min(len(whole.states), 6)
+
+
+def assert_counts_from_states(
+    stream: Stream, chance: random.Random, datasets: Sequence[Any], errors: Errors, whole: Reading
+) -> int:
+    """Checks that a new iterator counts the elements that fail from its state on, the same ones in each place.
+
+    Returns:
+        How often the stream was read.
+    """
+    values, error, _ = stream.outcome(errors, is_limited=False)
+    for begin in chance.sample(range(len(whole.states)), min(len(whole.states), 3)):
+        found = []
+        for dataset in datasets:
+            with iter(dataset) as iterator:
+                iterator.set_state(whole.states[begin])
+                found.append(read(iterator)[:2])
+        (got, got_error), *others = found
+        assert others == [found[0]] * len(others), (begin, found)
+        # Fewer than those from the beginning on.
+        assert len(whole.values) - begin <= len(got)
+        assert got == values[begin : begin + len(got)]
+        assert got_error is not None or (len(got), None) == (len(values) - begin, error)
+    return len(datasets) * min(len(whole.states), 3)
 
 
 def assert_shares_are_the_whole(elastic: Elastic, chance: random.Random, places: Sequence[Place]) -> None:

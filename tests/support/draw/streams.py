@@ -7,8 +7,9 @@ import collections
 import dataclasses
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
@@ -42,12 +43,15 @@ from support.draw.chains import (
     total,
 )
 from support.oracle.blame import blame, blame_part, blamed_for, blaming
-from support.oracle.chains import mixed_in_order, repeated
+from support.oracle.chains import Oracle, mixed_in_order, repeated
 from support.oracle.groupings import PLAIN, Element, part_index
 from support.user_streams import Counted, Numbers
 
 LONGEST = 100
 """Streams have at most this many elements."""
+
+ENDLESS = 500
+"""The number of positions that the oracle reads of an endless chain."""
 
 SPOTS = 4
 """Each node of a stream has one of these numbers, at random."""
@@ -89,21 +93,47 @@ class Failed:
     error: Exception
 
 
+class Errors(NamedTuple):
+    """The options for elements that fail: whether they are skipped where the library may skip them, and how many."""
+
+    skips: bool = False
+    max_errors: int | None = None
+
+    def of(self, dataset: IterDataset[Any]) -> IterDataset[Any]:
+        return dataset.options(on_error="skip", max_errors=self.max_errors) if self.skips else dataset
+
+
+RAISED, SKIPPED = Errors(), Errors(skips=True)
+ERRORS = [RAISED, SKIPPED, SKIPPED, *(Errors(skips=True, max_errors=number) for number in (0, 1, 2, 5))]
+
+
 @dataclasses.dataclass
 class Pass:
     """One pass over a stream.
 
     Attributes:
-        skips: whether elements that fail are skipped where the library may skip them.
+        errors: the options for elements that fail.
         failure: what stands for the elements from the first failure on.
+        failed: the positions of the elements that were skipped. A stream that begins again does not forget them.
+        is_limited: False to skip any number of them, whatever the options.
     """
 
-    skips: bool
+    errors: Errors = RAISED
+    is_limited: bool = True
     failure: Failed | None = None
+    failed: set[int] = dataclasses.field(default_factory=set)
+    _below: "dict[int, Pass]" = dataclasses.field(default_factory=dict)
+
+    def of(self, number: int = 0, own: Errors = RAISED) -> "Pass":
+        """Returns the pass over one of the streams below, which has options of its own unless it gets some."""
+        return self._below.setdefault(number, Pass(self.errors if self.errors.skips else own, self.is_limited))
 
 
-Elements = Callable[[Pass], Iterator[Element]]
-"""Yields position, index and value of each element in a pass; from a failure on, those that there are at most."""
+Elements = Iterator[Element]
+"""Position, index and value of each element; from a failure on, of those that there are at most."""
+
+Step = Callable[[Pass, Elements], Elements]
+"""An operation. If elements that fail are skipped, it gets one at a time."""
 
 
 def raised(elements: Iterable[Element]) -> Iterator[Element]:
@@ -115,24 +145,7 @@ def raised(elements: Iterable[Element]) -> Iterator[Element]:
 
 
 class UndecidedError(Exception):
-    """The library may raise an error, or not: as many parts of elements were skipped as a chain has records."""
-
-
-class Skipped:
-    """The elements of one pass over a chain that were skipped. With None as their limit, there may be any number."""
-
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
-        self.count = 0
-
-    def add(self, error: Exception, *, is_known: bool) -> list[Failed]:
-        """Counts one more. If all were skipped, returns what stands for all: its error, if they could be any output."""
-        self.count += 1
-        if self._limit is None or self.count < self._limit:
-            return []
-        if not is_known:
-            raise UndecidedError
-        return [Failed(error)] * self._limit
+    """An endless stream has no further element, perhaps: as many in a row were dropped as the oracle reads."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -141,50 +154,84 @@ class Stream:
 
     Attributes:
         built: returns the dataset for a place.
-        elements: the oracle.
+        records: the elements before the steps, each of which may be skipped with all that the steps make of it.
+        steps: the operations since then.
         is_known: whether it is known at each element how many may follow, so that those that a batch drops at the end
             are no errors: not after operations that split or regroup, nor after other streams.
-        length: the number of elements, if it is known without reading: what is dropped at the end is then not read.
+        in_a_row: how many records in a row may not fail, whatever the options; None for any number.
         epoch_length: how many positions have the same epoch; None where there are no epochs.
         seed: that of the nearest `.seed`; None where there is none.
         draws: the seeds that random maps have drawn from.
-        is_one_to_one: whether nothing but the MapDataset and 1:1 operations is in it.
         is_straight: whether it combines and repeats no streams.
         is_grouped: whether errors are raised even if others are skipped, because an operation batches or packs.
-        skipped: those elements of the chain that the oracle has skipped.
+        is_limited: whether only some elements of a stream below may fail.
         has_two_ends: whether there may be two states of its end, because a user's iterator below was moved there: the
             state that was loaded, until an element has followed, and that of the iterator.
     """
 
     built: Callable[[Place], IterDataset[Any]]
-    elements: Elements
+    records: Callable[[Pass], Elements]
+    steps: tuple[Step, ...] = ()
     is_known: bool = False
-    length: int | None = None
+    in_a_row: int | None = None
     epoch_length: int | None = None
     seed: int | None = None
     draws: tuple[int, ...] = ()
-    is_one_to_one: bool = True
     is_straight: bool = True
     is_grouped: bool = False
-    skipped: Skipped = dataclasses.field(default_factory=lambda: Skipped(None))
+    is_limited: bool = False
     has_two_ends: bool = False
 
-    def dataset(self, place: Place = Place(), *, skips: bool = False) -> IterDataset[Any]:
-        """Returns the dataset for a place, which skips elements that fail if `skips`."""
+    def dataset(self, place: Place = Place(), errors: Errors = RAISED) -> IterDataset[Any]:
+        """Returns the dataset for a place, with options for the elements that fail."""
         dataset = self.built(place)
         if place.workers and not place.spots:
             dataset = place.in_workers(dataset)
-        return dataset.options(on_error="skip", max_errors=None) if skips else dataset
+        return errors.of(dataset)
 
-    def values(self, *, skips: bool) -> Iterator[Any]:
+    def elements(self, one: Pass) -> Elements:
+        """Yields the elements of a pass."""
+        if one.errors.skips and not self.is_grouped:
+            return self._working(one)
+        return self._after_steps(one, self.records(one))
+
+    def _after_steps(self, one: Pass, elements: Elements) -> Elements:
+        for step in self.steps:
+            elements = step(one, elements)
+        return elements
+
+    def _working(self, one: Pass) -> Elements:
+        """Yields what the steps make of those records that do not fail."""
+        in_a_row, most, records = 0, one.errors.max_errors if one.is_limited else sys.maxsize, self.records(one)
+        for record in records:
+            try:
+                made = list(raised(self._after_steps(Pass(), iter([record]))))
+            except Exception as error:
+                in_a_row += 1
+                have_all = most is None and in_a_row == self.in_a_row
+                if have_all or (most is not None and len(one.failed | {record[0]}) > most):
+                    if not self.is_known:
+                        raise
+                    # It stands for all that may have followed; if all have failed, for each of them.
+                    for position, index, _ in [record] * (self.in_a_row or 1) if have_all else [record, *records]:
+                        yield position, index, Failed(error)
+                    return
+                one.failed.add(record[0])
+            else:
+                in_a_row = 0 if made else in_a_row
+                yield from made
+
+    def values(self, one: Pass) -> Iterator[Any]:
         """Yields the values up to the first error, which it raises."""
-        return (value for _, _, value in raised(self.elements(Pass(skips))))
+        return (value for _, _, value in raised(self.elements(one)))
 
-    def outcome(self, *, skips: bool = False) -> tuple[list[Any], str | None, tuple[str, ...]]:
+    def outcome(
+        self, errors: Errors = RAISED, *, is_limited: bool = True
+    ) -> tuple[list[Any], str | None, tuple[str, ...]]:
         """Returns the values, the error that ends them, if any, as text, and the words that must be in its notes."""
         values: list[Any] = []
         try:
-            values.extend(itertools.islice(self.values(skips=skips), 2 * LONGEST))
+            values.extend(itertools.islice(self.values(Pass(errors, is_limited)), 2 * LONGEST))
         except Exception as error:  # noqa: BLE001  (any: those before it were appended)
             return values, text_of(error), blamed_for(error)
         return values, None, ()
@@ -294,61 +341,62 @@ def reads(draw: st.DrawFn, *, fails: bool) -> Stream:
         stream = chain.dataset.to_iter_dataset(place.reading or own, allow_nones=allows_nones)
         return place.after(stream, spot)
 
-    skipped = Skipped(chain.oracle.length)
-
-    def elements(one: Pass) -> Iterator[Element]:
-        skipped.count = 0
-        for position in range(chain.oracle.length):
-            if one.failure is not None:
-                yield position, position, one.failure
-                continue
-            try:
-                value = chain.oracle.at(position)
-            except Exception as error:  # noqa: BLE001  (any)
-                blame(error, place=f"position {position}")
-                if one.skips:
-                    yield from ((position, position, failed) for failed in skipped.add(error, is_known=True))
-                    continue
-                one.failure = value = Failed(error)
-            if value is not None or allows_nones:
-                yield position, position, value
-
-    length = chain.oracle.length if chain.is_dense else None
+    length = chain.oracle.length
     return Stream(
-        built, elements, True, length, chain.oracle.epoch_length, seed=chain.seed, draws=chain.seeds, skipped=skipped
+        built,
+        lambda _: ((position, position, position) for position in range(length)),
+        (reading(chain.oracle, allows_nones=allows_nones),),
+        is_known=True,
+        in_a_row=length,
+        epoch_length=chain.oracle.epoch_length,
+        seed=chain.seed,
+        draws=chain.seeds,
     )
+
+
+def reading(plain: Oracle, *, allows_nones: bool) -> Step:
+    """Returns the step from positions to elements, of which none is read after a failure."""
+
+    def step(one: Pass, positions: Elements) -> Elements:
+        for position in positions:
+            if one.failure is not None:
+                yield *position[:2], one.failure
+            else:
+                yield from (found for found in each(one, [position], plain.at) if allows_nones or found[2] is not None)
+
+    return step
 
 
 @st.composite
 def endless_reads(draw: st.DrawFn, *, fails: bool) -> Stream:
-    """Draws the first elements of a chain without end: each epoch in another order, or the first one forever."""
+    """Draws the first elements of an endless chain: each epoch in another order, or the first one forever."""
     chain = draw(chains(3, fails=fails).filter(lambda chain: chain.is_dense))
     reseeds, count, own = draw(st.booleans()), draw(st.integers(1, 30)), draw(st.sampled_from(READINGS))
-    plain = repeated(chain.oracle, LONGEST, reseed_each_epoch=reseeds)
+    plain = repeated(chain.oracle, ENDLESS, reseed_each_epoch=reseeds)
 
-    def built(place: Place) -> IterDataset[Any]:
-        endless = chain.dataset.repeat(reseed_each_epoch=reseeds)
-        return endless.to_iter_dataset(place.reading or own).take(count)
+    def positions(_: Pass) -> Elements:
+        yield from ((position, position, position) for position in range(ENDLESS))
+        raise UndecidedError
 
-    def values(one: Pass) -> Iterator[Any]:
-        found = 0
-        for position in itertools.count():
-            try:
-                value = plain.at(position)
-            except Exception as error:
-                blame(error, place=f"position {position}")
-                if not one.skips:
-                    raise
-                if position >= 4 * count:
-                    # Perhaps all of them fail, and how many are then skipped, another test says.
-                    raise UndecidedError from None
-                continue
-            yield value
-            found += 1
-            if found == count:
-                return
-
-    return Stream(built, numbered(values), is_one_to_one=False, is_straight=False)
+    stream = Stream(
+        lambda place: chain.dataset.repeat(reseed_each_epoch=reseeds).to_iter_dataset(place.reading or own),
+        positions,
+        (reading(plain, allows_nones=False),),
+        is_known=True,
+        # One that works may be the first of an epoch and the last of the next one.
+        in_a_row=2 * chain.oracle.epoch_length - 1,
+        epoch_length=chain.oracle.epoch_length,
+        seed=chain.seed,
+        draws=chain.seeds,
+    )
+    for _ in range(draw(st.integers(0, 2))):
+        stream = draw(followed(stream, fails=fails))
+    return followed_by(
+        stream,
+        lambda dataset: dataset.take(count),
+        lambda one: itertools.islice(stream.values(one.of()), count),
+        draw(st.integers(0, SPOTS - 1)),
+    )
 
 
 @st.composite
@@ -373,23 +421,16 @@ def streams_of_users(draw: st.DrawFn, *, fails: bool) -> Stream:
             blame(error, "numbers_until", f"element {count}")
             raise
 
-    return Stream(lambda _: datasets[kind](), numbered(values), is_one_to_one=False)
+    return Stream(lambda _: datasets[kind](), numbered(values))
 
 
-def numbered(values: Callable[[Pass], Iterable[Any]]) -> Elements:
+def numbered(values: Callable[[Pass], Iterable[Any]]) -> Callable[[Pass], Elements]:
     """Returns values as elements whose positions are their numbers."""
     return lambda one: ((number, number, value) for number, value in enumerate(values(one)))
 
 
-def each(
-    one: Pass,
-    elements: Iterable[Element],
-    function: Callable[[Any], Any],
-    skipped: Skipped | None = None,
-    *,
-    is_known: bool = False,
-) -> Iterator[Element]:
-    """Yields the elements with other values. Those that fail are left out, and counted, if they may be skipped."""
+def each(one: Pass, elements: Iterable[Element], function: Callable[[Any], Any]) -> Elements:
+    """Yields the elements with other values."""
     for position, index, value in elements:
         changed = value
         if not isinstance(value, Failed):
@@ -397,9 +438,6 @@ def each(
                 changed = function(value)
             except Exception as error:  # noqa: BLE001  (any)
                 blame(error, place=f"position {position}")
-                if skipped is not None:
-                    yield from ((position, index, failed) for failed in skipped.add(error, is_known=is_known))
-                    continue
                 one.failure = changed = Failed(error)
         yield position, index, changed
 
@@ -418,46 +456,33 @@ def children(elements: Iterable[Element], operation: Split) -> Iterator[Element]
             yield position, part_index(index, operation.max_fan_out, number), child
 
 
+def extended(most_nodes: int, *, fails: bool) -> st.SearchStrategy[Stream]:
+    """Returns streams, each with an operation after it."""
+    shorter = streams(most_nodes - 1, fails=fails)
+    after = [functools.partial(followed, fails=fails)] * 4 + [renumbered]
+    return st.tuples(shorter, st.sampled_from(after)).flatmap(
+        lambda drawn: drawn[1](drawn[0]).map(lambda longer: limited(longer, drawn[0]))
+    )
+
+
 @st.composite
-def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:  # noqa: C901, PLR0912, PLR0915  (one case a node)
-    """Draws a stream and an operation after it."""
-    stream = draw(streams(most_nodes - 1, fails=fails))
+def followed(draw: st.DrawFn, stream: Stream, *, fails: bool) -> Stream:  # noqa: C901, PLR0912, PLR0915  (one case a node)
+    """Draws an operation after a stream."""
     spot = draw(st.integers(0, SPOTS - 1))
-    one_to_one = [
-        "mark",
-        "together",
-        "position",
-        "random",
-        "seed",
-        "ahead",
-        "options",
-        *["fail"] * fails,
-        "batch",
-        "stack",
-    ]
-    kinds = [*one_to_one, "keep", "split", "window", "pack", "rebatch"]
-    kind = draw(st.sampled_from([*kinds, *["renumbered"] * 4]))
-    changes: dict[str, Any] = {} if kind in one_to_one else {"is_one_to_one": False, "length": None}
-    is_grouped, is_known = stream.is_grouped, stream.is_known and kind in {*one_to_one, "keep"}
-    changes["is_known"] = is_known
+    known = ["mark", "together", "position", "random", "seed", "ahead", "options", *["fail"] * fails, "keep"]
+    grouping = ["batch", "stack", "window", "pack", "rebatch"]
+    kind = draw(st.sampled_from([*known, "split", *grouping]))
+    changes: dict[str, Any] = {"is_known": stream.is_known and kind in {*known, "batch", "stack"}}
 
-    def before(one: Pass) -> Iterator[Element]:
-        return stream.elements(one) if is_known else raised(stream.elements(one))
-
-    def mapped(function: Callable[[Any], Any]) -> Elements:
-        def elements(one: Pass) -> Iterator[Element]:
-            skipped = stream.skipped if one.skips and not is_grouped else None
-            return each(one, before(one), function, skipped, is_known=is_known)
-
-        return elements
+    def before(elements: Elements) -> Elements:
+        return elements if changes["is_known"] else raised(elements)
 
     apply: Callable[[IterDataset[Any]], IterDataset[Any]]
-    elements: Elements = before
+    step: Step = lambda _, elements: elements  # noqa: E731
     match kind:
-        case "renumbered":
-            return limited(draw(renumbered(stream, spot)), stream)
         case "mark":
-            apply, elements = lambda dataset: dataset.pipe(IterDataset.map, Mark()), mapped(Mark().map)
+            apply = lambda dataset: dataset.pipe(IterDataset.map, Mark())  # noqa: E731
+            step = lambda one, elements: each(one, elements, Mark().map)  # noqa: E731
         case "together":
             together = MarkTogether(draw(st.sampled_from([6, 99])) if fails else 99)
             is_function = draw(st.booleans())
@@ -465,14 +490,15 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:  # noq
             def apply(dataset: IterDataset[Any]) -> IterDataset[Any]:
                 return dataset.map(together.map_batch, batched=True) if is_function else dataset.map(together)
 
-            elements = mapped(blaming(together.map_one))
+            step = lambda one, elements: each(one, elements, blaming(together.map_one))  # noqa: E731
         case "fail":
-            apply, elements = lambda dataset: dataset.map(FailSome()), mapped(blaming(FailSome().map))
+            apply = lambda dataset: dataset.map(FailSome())  # noqa: E731
+            step = lambda one, elements: each(one, elements, blaming(FailSome().map))  # noqa: E731
         case "position":
             apply = lambda dataset: dataset.map_with_index(mark_position)  # noqa: E731
 
-            def elements(one: Pass) -> Iterator[Element]:
-                for position, index, value in before(one):
+            def step(_: Pass, elements: Elements) -> Elements:
+                for position, index, value in elements:
                     yield position, index, value if isinstance(value, Failed) else mark_position(index, value)
 
         case "random":
@@ -483,8 +509,8 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:  # noq
             number, epoch_length = stream.draws.count(seed), stream.epoch_length or 2**63
             apply = lambda dataset: dataset.random_map(Draw(), seed=own)  # noqa: E731
 
-            def elements(one: Pass) -> Iterator[Element]:
-                for position, index, value in before(one):
+            def step(_: Pass, elements: Elements) -> Elements:
+                for position, index, value in elements:
                     rng = generator(seed, position // epoch_length, index, number)
                     yield position, index, value if isinstance(value, Failed) else Draw().random_map(value, rng)
 
@@ -499,30 +525,11 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:  # noq
             # Threads make what is below, which changes nothing.
             options: Any = draw(st.sampled_from([MultiprocessingOptions(), ReadOptions(2, 4), ReadOptions(0, 0)]))
             apply = lambda dataset: dataset.prefetch(options)  # noqa: E731
-        case "batch":
-            size, drops = draw(st.integers(1, 5)), draw(st.booleans())
-            apply = lambda dataset: dataset.batch(size, drop_remainder=drops, batch_fn=list)  # noqa: E731
-            elements = lambda one: groups(before(one), size, drops=drops)  # noqa: E731
-            changes["is_grouped"] = True
-            if stream.length is not None:
-                changes["length"] = stream.length // size if drops else -(-stream.length // size)
-        case "stack":
-            # Arrays, which cross between processes in memory that both map.
-            size, pads = draw(st.integers(1, 5)), draw(st.booleans())
-            apply = lambda dataset: dataset.map(AsNumber()).batch(size, pad_remainder=pads).map(from_batch)  # noqa: E731
-            elements = lambda one: each(  # noqa: E731
-                one,
-                groups(mapped(AsNumber().map)(one), size, drops=False),
-                lambda numbers: plain_batch(numbers, size if pads else None),
-            )
-            changes["is_grouped"] = True
-            if stream.length is not None:
-                changes["length"] = -(-stream.length // size)
         case "keep":
             apply = lambda dataset: dataset.filter(KeepSome())  # noqa: E731
 
-            def elements(one: Pass) -> Iterator[Element]:
-                for element in before(one):
+            def step(_: Pass, elements: Elements) -> Elements:
+                for element in elements:
                     # One that has failed may have been kept.
                     if isinstance(element[2], Failed) or KeepSome().filter(element[2]):
                         yield element
@@ -530,14 +537,26 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:  # noq
         case "split":
             operation = Split(draw(st.integers(1, 3)))
             apply = lambda dataset: dataset.flat_map(operation)  # noqa: E731
-            elements = lambda one: children(before(one), operation)  # noqa: E731
+            step = lambda _, elements: children(elements, operation)  # noqa: E731
+        case "batch":
+            size, drops = draw(st.integers(1, 5)), draw(st.booleans())
+            apply = lambda dataset: dataset.batch(size, drop_remainder=drops, batch_fn=list)  # noqa: E731
+            step = lambda _, elements: groups(elements, size, drops=drops)  # noqa: E731
+        case "stack":
+            # Arrays, which cross between processes in memory that both map.
+            size, pads = draw(st.integers(1, 5)), draw(st.booleans())
+            apply = lambda dataset: dataset.map(AsNumber()).batch(size, pad_remainder=pads).map(from_batch)  # noqa: E731
+            step = lambda one, elements: each(  # noqa: E731
+                one,
+                groups(each(one, elements, AsNumber().map), size, drops=False),
+                lambda numbers: plain_batch(numbers, size if pads else None),
+            )
         case "window":
             size, own = draw(st.integers(1, 6)), draw(st.sampled_from([None, 3]))
             apply = lambda dataset: dataset.window_shuffle(size, seed=own)  # noqa: E731
             # With the seed that it has derived from the nearest one, if it was given none.
             shuffle: Any = vars(step_of(apply(stream.built(HERE))))["operation"]
-            elements = lambda one: PLAIN[WindowShuffle](shuffle, before(one))  # noqa: E731
-            changes["is_grouped"] = True
+            step = lambda _, elements: PLAIN[WindowShuffle](shuffle, elements)  # noqa: E731
         case _:
             # Each element becomes a document or a batch, and what is made of these becomes tuples.
             packer = draw(packers() if kind == "pack" else st.builds(Rebatch, st.integers(1, 5), st.booleans()))
@@ -547,29 +566,30 @@ def extended(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:  # noq
                 else lambda documents: documents.apply(packer)
             )
             apply = lambda dataset: packed(dataset.map(as_document)).map(from_arrays)  # noqa: E731
-            elements = lambda one: each(  # noqa: E731
-                one, PLAIN[type(packer)](packer, each(one, before(one), as_document)), from_arrays
+            step = lambda one, elements: each(  # noqa: E731
+                one, PLAIN[type(packer)](packer, each(one, elements, as_document)), from_arrays
             )
-            changes["is_grouped"] = True
-    longer = dataclasses.replace(
-        stream, built=lambda place: place.after(apply(stream.built(place)), spot), elements=elements, **changes
-    )
-    return limited(longer, stream)
+    if kind in grouping:
+        # What fails from here on is of no single record.
+        changes |= {"is_grouped": True, "records": lambda one: step(one, before(stream.elements(one))), "steps": ()}
+    else:
+        changes["steps"] = (*stream.steps, lambda one, elements: step(one, before(elements)))
+    return dataclasses.replace(stream, built=lambda place: place.after(apply(stream.built(place)), spot), **changes)
 
 
 def limited(longer: Stream, stream: Stream) -> Stream:
     """Returns a stream, unless it is too long: then the other one."""
-    return longer if all(len(longer.outcome(skips=skips)[0]) <= LONGEST for skips in (False, True)) else stream
+    return longer if all(len(longer.outcome(errors)[0]) <= LONGEST for errors in (RAISED, SKIPPED)) else stream
 
 
 @st.composite
-def renumbered(draw: st.DrawFn, stream: Stream, spot: int) -> Stream:
+def renumbered(draw: st.DrawFn, stream: Stream) -> Stream:
     """Draws a dataset that iterates over a stream: what comes after sees its elements by their numbers."""
-    count = draw(st.integers(1, 10))
+    count, spot = draw(st.integers(1, 10)), draw(st.integers(0, SPOTS - 1))
     times = 1 + count % 3
 
-    def values(one: Pass) -> Iterator[Any]:
-        return stream.values(skips=one.skips)
+    def values(one: Pass, number: int = 0) -> Iterator[Any]:
+        return stream.values(one.of(number))
 
     def again(num_epochs: int | None, one: Pass) -> Iterator[Any]:
         for _ in itertools.count() if num_epochs is None else range(num_epochs):
@@ -594,22 +614,29 @@ def renumbered(draw: st.DrawFn, stream: Stream, spot: int) -> Stream:
         (lambda parent: parent.cache(), values),
         (
             lambda parent: parent.take(count).concatenate(parent),
-            lambda one: itertools.chain(itertools.islice(values(one), count), values(one)),
+            lambda one: itertools.chain(itertools.islice(values(one), count), values(one, 1)),
         ),
     ]
     apply, after = draw(st.sampled_from(choices))
-    return dataclasses.replace(
-        stream,
-        built=lambda place: place.after(apply(stream.built(place)), spot),
-        elements=numbered(after),
-        is_known=False,
-        length=None,
-        epoch_length=None,
-        is_one_to_one=False,
+    longer = followed_by(stream, apply, after, spot)
+    return dataclasses.replace(longer, has_two_ends=stream.has_two_ends or apply is Halves)
+
+
+def followed_by(
+    stream: Stream,
+    apply: Callable[[IterDataset[Any]], IterDataset[Any]],
+    values: Callable[[Pass], Iterable[Any]],
+    spot: int,
+) -> Stream:
+    """Returns a dataset that iterates over a stream."""
+    return Stream(
+        lambda place: place.after(apply(stream.built(place)), spot),
+        numbered(values),
+        seed=stream.seed,
+        draws=stream.draws,
         is_straight=False,
-        is_grouped=False,
-        skipped=Skipped(None),
-        has_two_ends=stream.has_two_ends or apply is Halves,
+        is_limited=stream.is_limited,
+        has_two_ends=stream.has_two_ends,
     )
 
 
@@ -644,7 +671,8 @@ Parts = list[Callable[[], Iterator[Any]]]
 def combined(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:
     """Draws a stream of several. How their seeds combine, another test says."""
     parts = draw(st.lists(streams(most_nodes // 2, fails=fails), min_size=1, max_size=3))
-    spot, is_skipping = draw(st.integers(0, SPOTS - 1)), fails and len(parts) > 1 and draw(st.booleans())
+    spot = draw(st.integers(0, SPOTS - 1))
+    own = draw(st.sampled_from(ERRORS)) if fails and len(parts) > 1 else RAISED
     # A random map has the number of those on the path with most draws from its seed.
     seeds = {seed for part in parts for seed in part.draws}
     draws = tuple(seed for seed in seeds for _ in range(max(part.draws.count(seed) for part in parts)))
@@ -652,14 +680,13 @@ def combined(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:
 
     def built(place: Place) -> IterDataset[Any]:
         datasets = [part.built(place) for part in parts]
-        if is_skipping:
-            datasets[0] = datasets[0].options(on_error="skip", max_errors=None)
+        datasets[0] = own.of(datasets[0])
         return place.after(join(datasets), spot)
 
     def values(one: Pass) -> Iterator[Any]:
         def of(number: int) -> Iterator[Any]:
             try:
-                yield from parts[number].values(skips=one.skips or (is_skipping and number == 0))
+                yield from parts[number].values(one.of(number, RAISED if number else own))
             except Exception as error:
                 blame_part(error, number)
                 raise
@@ -672,8 +699,8 @@ def combined(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:
         numbered(values),
         seed=nearest_seed(step_of(built(HERE))),
         draws=draws,
-        is_one_to_one=False,
         is_straight=False,
+        is_limited=own.max_errors is not None or any(part.is_limited for part in parts),
         has_two_ends=any(part.has_two_ends for part in parts),
     )
     return limited(joined, parts[0])
