@@ -33,7 +33,7 @@ from millstream.loader.execution import Execution
 from millstream.loader.measuring import ExecutorStatus
 from millstream.loader.pipeline.calls import Blocks, Cursor, Outputs, Position
 from millstream.loader.pipeline.elements import END, Elements, End, FailedRecord, Lack, Origins, SourceEnded
-from millstream.loader.pipeline.steps import copies_of_held, writable_copies
+from millstream.loader.pipeline.steps import writable_copies
 from millstream.loader.run_changes import Beginning, RunningIterator, state_of
 from millstream.loader.threads.waiting import Watch, watch
 from millstream.loader.views import Insight, Inspectable
@@ -513,11 +513,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
 
     def _owned_values(self, outputs: Outputs) -> list[Any]:
         """Returns the values of outputs, which the trainer may change."""
-        if not self._copies:
-            return list(outputs.values)
-        if self._execution.workers.num_workers:
-            return writable_copies(outputs.values)
-        return copies_of_held(self._plan.pipeline.source, outputs.values, outputs.origins)
+        return writable_copies(outputs.values) if self._copies else list(outputs.values)
 
     def _fetch(self, *, waits: bool = True) -> Lack | None:
         """Takes the next outputs, which may contain no values. Returns the reason if there are none."""

@@ -8,7 +8,7 @@ The last step before a grouping prepares its elements, and the first one after i
 import contextvars
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, Protocol, TypeVar, cast
 
@@ -193,59 +193,27 @@ class _WrongCountError(ValueError):
     """A batched read returned the wrong number of records."""
 
 
-def copies_of_held(source: Any, elements: Sequence[Any], origins: Origins) -> list[Any]:
-    """Returns the elements, with copies of those arrays that may be memory of a source that holds its records.
-
-    The trainer may change what it gets, as it may with elements that come from worker processes.
-    """
-    values = list(elements)
-    for row, key in enumerate(origins.record_key.tolist()):
-        value = values[row]
-        kind = type(value)
-        if kind is np.ndarray:
-            if value.base is not None or value is source[key]:
-                values[row] = value.copy()
-        elif kind not in _IMMUTABLE:
-            values[row] = _with_copies(value, functools.partial(_is_shared, set(_arrays_in(source[key]))))
-    return values
-
-
-def _is_shared(held: Collection[int], array: NDArray[Any]) -> bool:
-    """Returns True for an array that is held, or is a view, which may be one of these."""
-    return array.base is not None or id(array) in held
-
-
 def writable_copies(elements: Sequence[Any]) -> list[Any]:
-    """Returns elements from a worker, with copies of those arrays that could not be written to there."""
-    return [
-        value if type(value) in _IMMUTABLE else _with_copies(value, lambda array: not array.flags.writeable)
-        for value in elements
-    ]
+    """Returns the elements, with copies of those arrays that cannot be written to.
+
+    The trainer may change what it gets: others may be memory that a source holds (see `HeldRecords`).
+    """
+    return [value if type(value) in _IMMUTABLE else _with_writable_copies(value) for value in elements]
 
 
 _IMMUTABLE = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
 
-def _arrays_in(value: Any) -> Iterator[int]:
-    """Yields the `id` of each array in a record."""
+def _with_writable_copies(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        yield id(value)
-    elif isinstance(value, dict | list | tuple):
-        for member in value.values() if isinstance(value, dict) else value:
-            yield from _arrays_in(member)
-
-
-def _with_copies(value: Any, is_shared: Callable[[NDArray[Any]], bool]) -> Any:
-    """Returns a value with copies of the arrays for which `is_shared` is true."""
-    if isinstance(value, np.ndarray):
-        return value.copy() if is_shared(value) else value
+        return value if value.flags.writeable else value.copy()
     # A batch may be a list of thousands of texts. No call of Python is made for each.
     if type(value) is list and _IMMUTABLE.issuperset(map(type, value)):
         return value.copy()
     if type(value) is dict:
-        return {name: _with_copies(member, is_shared) for name, member in value.items()}
+        return {name: _with_writable_copies(member) for name, member in value.items()}
     if isinstance(value, list | tuple):
-        members = [_with_copies(member, is_shared) for member in value]
+        members = map(_with_writable_copies, value)
         return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)
     return value
 

@@ -76,6 +76,21 @@ def test_all_functions_below_a_join_run_in_one_set_of_workers(join: Callable[[],
         assert {process for element in elements for _, process in leaves(element)} <= workers
 
 
+def test_the_trainer_computes_no_element_of_workers_again() -> None:
+    """Arrays of workers are the trainer's already: it does not compare them with those that it would compute itself."""
+    trainer = os.getpid()
+
+    def computed(batch: Any) -> dict[str, Any]:
+        if os.getpid() == trainer:
+            raise RuntimeError("the trainer computes a batch")
+        return {"numbers": batch}
+
+    streams = [MapDataset.range(100 * part).batch(10).map(computed).to_iter_dataset() for part in (1, 2)]
+    with iter(IterDataset.mix(streams).mp_prefetch(1)) as batches:
+        found = [next(batches)["numbers"] for _ in range(8)]
+    assert all(array.flags.writeable for array in found)
+
+
 @pytest.mark.parametrize("dataset", [lists(lazy()), mixed()], ids=["interleave, lists", "mix of interleaves"])
 def test_a_join_in_workers_that_is_interrupted_is_where_it_says(dataset: IterDataset[Any]) -> None:
     """An exception at any moment of `next`: what follows is what follows its state in the stream.

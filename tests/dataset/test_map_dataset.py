@@ -5,6 +5,7 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -132,3 +133,17 @@ def test_a_stream_reads_its_source_in_calls() -> None:
     assert len(list(stream.filter(bool).batch(4))) == 500
     assert sum(calls) == 2000
     assert len(calls) < 40
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_a_stream_computes_each_batch_once(num_threads: int) -> None:
+    """What a trainer gets of a dataset in memory is not compared with elements that are computed for that."""
+    computed = []
+
+    def counted(batch: Any) -> dict[str, Any]:
+        computed.append(int(batch[0]))
+        return {"numbers": batch}
+
+    stream = MapDataset.range(12).batch(4).map(counted).to_iter_dataset(ReadOptions(num_threads))
+    assert [batch["numbers"].tolist()[0] for batch in stream] == [0, 4, 8]
+    assert sorted(computed) == [0, 4, 8]
