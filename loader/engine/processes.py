@@ -90,7 +90,6 @@ class Processes(Workers[Worker]):
             worker.channel.send(Task(number, worker.arena.take_released(), message, substream.pipeline, num_reads))
 
     def _receive(self, seconds: float) -> None:
-        self._pool.end_leaving()
         for worker, event in self._pool.wait(seconds):
             self._take(worker, event)
         if not self._pool.has_fork_server:

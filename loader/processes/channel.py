@@ -243,10 +243,10 @@ class Channel:
     def has_unsent(self) -> bool:
         return bool(self._outbox)
 
-    @property
-    def events(self) -> int:
-        """The events to poll for: there is something to receive, or room for what is to be sent."""
-        return select.POLLIN | (select.POLLOUT if self._outbox else 0)
+    def watch(self, poll: "select.poll") -> int:
+        """Registers the events to wait for: data to receive, or room for data to send. Returns the descriptor."""
+        poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._outbox else 0))
+        return self._socket.fileno()
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Sends a message, with copies of file descriptors.
@@ -278,7 +278,8 @@ class Channel:
                     raise
                 self._empty_outbox()
                 return
-            close_all(descriptors)
+            if descriptors:
+                close_all(descriptors)
             if not self.is_open:
                 return
             self._outbox[0] = frame[sent:], []

@@ -156,7 +156,7 @@ class ForkServer:
                 poll.register(self._parent, select.POLLIN)
         for pool in self._pools:
             if pool.channel.is_open:
-                poll.register(pool.channel, pool.channel.events)
+                pool.channel.watch(poll)
         seconds = None if self._parent is not None else PARENT_SECONDS
         if any(pool.ending is not None for pool in self._pools):
             seconds = SLICE_SECONDS

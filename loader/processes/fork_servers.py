@@ -251,7 +251,7 @@ class Connection:
             if interrupted or not channel.is_open:
                 break
             poll = select.poll()
-            poll.register(channel, channel.events)
+            channel.watch(poll)
             poll.poll(seconds * 1000)
             channel.flush()
             # The handles of workers may be lost, because they are not needed.

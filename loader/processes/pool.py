@@ -370,6 +370,8 @@ class Pool:
         self.call_numbers: Iterator[int] = itertools.count()
         self.settings = settings
         self._state = PoolProcesses(context, settings.environment)
+        # Those that are not known to be dead.
+        self.workers = self._state.workers
         self._finalizer = weakref.finalize(self, PoolProcesses.shut_down, self._state)
         try:
             with explained_limits(self._options.num_workers):
@@ -387,11 +389,6 @@ class Pool:
         except BaseException:
             self.stop()
             raise
-
-    @property
-    def workers(self) -> list[Worker]:
-        """The workers that are not known to be dead."""
-        return self._state.workers
 
     @property
     def is_ours(self) -> bool:
@@ -464,12 +461,6 @@ class Pool:
             for worker in self.workers[len(known) :]:
                 worker.is_extra = any(other.is_ready for other in known)
 
-    def end_leaving(self) -> None:
-        """Ends the workers that are leaving and have no calls. They end as at the end of the pool."""
-        if len(self.workers) > self._num_workers:
-            for worker in [worker for worker in self.workers if worker.is_leaving and not worker.calls]:
-                in_fresh_thread(functools.partial(self._state.release, worker))
-
     def restart(self) -> None:
         self._state.stop()
         with explained_limits(self._options.num_workers):
@@ -488,32 +479,28 @@ class Pool:
 
         If the fork server has died, and all workers with it, these are their last events.
         """
-        if len(self.workers) < self._num_workers:
-            # A replacement could not be started earlier.
-            with explained_limits(self._options.num_workers):
-                in_fresh_thread(self._fork_missing)
+        if len(self.workers) != self._num_workers:
+            self._adjust_number()
         poll = select.poll()
         control = self._control
-        poll.register(control, control.events)
+        # Descriptors belong to workers now. The code below closes some, whose numbers may be reused.
+        control_descriptor, watched = control.watch(poll), []
         for worker in self.workers:
-            poll.register(worker.channel, worker.channel.events)
+            watched.append((worker, worker.channel.watch(poll), worker.handle))
             if worker.handle is not None:
                 poll.register(worker.handle, select.POLLIN)
-        seconds = 0.0 if any(worker.exited is not None for worker in self.workers) else max(0.0, seconds)
         begin = time.monotonic()
         ready = dict(poll.poll(seconds * 1000))
         waited = min(seconds, time.monotonic() - begin)
-        # Assign descriptors to workers now, because the code below closes some, whose numbers may be reused.
-        reports = [(worker, ready.get(worker.channel.fileno(), 0), worker.handle in ready) for worker in self.workers]
-        if ready.get(self._control.fileno(), 0) & ~select.POLLOUT:
-            self._receive_from_fork_server()
-        self._flush(control)
-        for worker, flags, handle_is_ready in reports:
+        if control_descriptor in ready:
+            self._serve_fork_server()
+        for worker, descriptor, handle in watched:
             worker.clock.passed(waited)
+            flags = ready.get(descriptor, 0)
             if flags & select.POLLOUT:
                 worker.channel.flush()
             # A worker without a handle: a process that it has started may keep its end of the channel open.
-            has_exited = handle_is_ready or worker.exited is not None
+            has_exited = handle in ready or worker.exited is not None
             if flags & ~select.POLLOUT or has_exited:
                 yield from self._receive_from(worker, has_exited=has_exited)
         if not control.is_open:
@@ -562,10 +549,6 @@ class Pool:
         self._state.shut_down()
         self._finalizer.detach()
 
-    def _flush(self, control: Channel) -> None:
-        if control.has_unsent:
-            in_fresh_thread(control.flush)
-
     @property
     def _control(self) -> Channel:
         control = self._state.control
@@ -574,6 +557,15 @@ class Pool:
                 "The worker processes have stopped because the iterator was closed, possibly by another thread."
             )
         return control
+
+    def _adjust_number(self) -> None:
+        """Ends the workers that are leaving and have no calls, and starts those that could not be started earlier."""
+        for worker in [worker for worker in self.workers if worker.is_leaving and not worker.calls]:
+            # They end as at the end of the pool.
+            in_fresh_thread(functools.partial(self._state.release, worker))
+        if len(self.workers) < self._num_workers:
+            with explained_limits(self._options.num_workers):
+                in_fresh_thread(self._fork_missing)
 
     def _fork_missing(self) -> None:
         while len(self.workers) < self._num_workers:
@@ -633,7 +625,7 @@ class Pool:
             poll = select.poll()
             poll.register(self._control.fileno(), select.POLLIN)
             poll.poll(seconds * 1000)
-            self._receive_from_fork_server()
+            self._serve_fork_server()
 
     def _handle(self, worker: Worker, messages: Iterator[Any]) -> Iterator[tuple[Worker, Event]]:
         # An incomplete message is progress as well: it may be long, or the consumer may have been away for long.
@@ -672,12 +664,13 @@ class Pool:
         if known != module.digest:
             raise changed(module.name, "its file")
 
-    def _receive_from_fork_server(self) -> None:
+    def _serve_fork_server(self) -> None:
         # An interrupt would lose the process handles that have arrived.
-        in_fresh_thread(self._take_reports)
+        in_fresh_thread(self._exchange)
 
-    def _take_reports(self) -> None:
+    def _exchange(self) -> None:
         with self._state.lock, explained_limits(self._options.num_workers):
+            self._control.flush()
             for message in self._control.receive():
                 if isinstance(message, Exited):
                     for worker in self.workers:

@@ -238,7 +238,7 @@ def test_an_interrupt_loses_no_report_of_a_fork_server() -> None:
         poll = select.poll()
         poll.register(pool._control.fileno(), select.POLLIN)
         assert poll.poll(WAIT_SECONDS * 1000)
-        was_interrupted = interrupt_at(moment, pool._receive_from_fork_server)
+        was_interrupted = interrupt_at(moment, pool._serve_fork_server)
         iterator.close()
         assert len(open_descriptors()) <= before
         if not was_interrupted:

@@ -87,7 +87,7 @@ def test_a_worker_that_is_quicker_than_the_fork_server_is_in_the_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The work of a worker is recorded as its own, though nobody else has said yet which process it is."""
-    monkeypatch.setattr(Pool, "_receive_from_fork_server", lambda _: None)
+    monkeypatch.setattr(Pool, "_serve_fork_server", lambda _: None)
     with loader_of(workers=1) as loader:
         assert len(list(loader)) == 8
         events = trace_of(loader, tmp_path)
