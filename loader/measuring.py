@@ -482,7 +482,7 @@ class Profiler:
             self.costs.merge(costs)
         *stages, with_core, without_core = seconds
         for stage, spent in zip(self._names, stages, strict=True):
-            self.add(stage, spent)
+            self._seconds[stage] += spent
         self.core_seconds += with_core
         self.delay_seconds += without_core
 

@@ -6,6 +6,7 @@ Guarantees, in addition to those of all workers:
     * A call is hardly to blame for the death of a node. It is given up only after several.
 """
 
+import functools
 import time
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, final
@@ -62,7 +63,7 @@ class Actors(Workers[Actor]):
         return 0
 
     def submit_lost(self) -> bool:
-        while self._assignments.has_lost and (actor := self._free_worker()) is not None:
+        while self._assignments.has_lost and (actor := self.free_worker()) is not None:
             if (lost := self._assignments.next_lost()) is None:
                 break
             number, call = lost
@@ -101,13 +102,13 @@ class Actors(Workers[Actor]):
 
     def _take_answer(self, actor: Actor, answer: Answer) -> None:
         made, call = answer.result, self._assignments.call(answer.call)
-        request = None if call is None else call.request
+        request = None if call is None else call.first_request
         blocks = request if isinstance(request, Blocks) else None
         # Clocks of other machines differ, so assume that it has just ended. Process IDs may occur on several machines.
         begun, name = time.perf_counter() - made.seconds, f"Ray actor {actor.pid}"
         self._profiler.called(FIRST_TRACK + actor.number, begun, made.seconds, blocks, made.stages, actor=name)
         if call is not None:
-            self._complete(answer.call, call, made, lambda: self._unpack(made.packed, self._pool.classes))
+            self._complete(answer.call, call, made, functools.partial(self._unpack, made.packed, self._pool.classes))
 
     def _take_failure(self, event: CallFailed) -> None:
         """Sends calls with lost outputs again. For outputs that Ray cannot send, the consumer gets the error."""

@@ -174,7 +174,7 @@ class WorkerSlots(_InCrew):
     def wait(self) -> None:
         start = time.perf_counter()
         self.place.wait()
-        self.place.reads.waited(time.perf_counter() - start)
+        self.place.reads.waited += time.perf_counter() - start
 
     def end(self, outputs: Outputs) -> None:  # noqa: ARG002
         self.place.reads.delivered(time.perf_counter(), self.place.num_workers)
@@ -200,7 +200,7 @@ class Joined(_InCrew):
         self.place.check_process()
 
     def wait(self) -> None:
-        if self.substream.in_flight or not self.place.has_room:
+        if self.substream.in_flight or self.place.free_worker() is None:
             self.place.wait()
 
     def end(self, outputs: Outputs) -> None:

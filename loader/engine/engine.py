@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, final
 from millstream.loader.engine import policy
 from millstream.loader.engine.places import Here, Place, Threads
 from millstream.loader.engine.policy import RECORDS_PER_CALL, CallSize, Costs, cautious_estimate
-from millstream.loader.engine.substreams import Substream, taken_call
+from millstream.loader.engine.substreams import Substream
 from millstream.loader.measuring import ExecutorStatus
 from millstream.loader.pipeline.calls import Call, Outputs, Position
 from millstream.loader.pipeline.elements import Awaited, Elements
@@ -83,7 +83,7 @@ class Budget:
     def call_here(self) -> Call | None:
         """Takes the call that the consumer's thread should run now, because the consumer waits for it, if any."""
         stage = self.substream.schedule.next_stage
-        return None if stage is None else self._taken(stage)
+        return None if stage is None else self.substream.take(stage)
 
     def accept(self) -> None:
         """Completes the calls that have finished ahead, without waiting."""
@@ -112,9 +112,6 @@ class Budget:
 
     def close(self, deadline: float | None) -> None:
         """Stops all work. Idempotent and thread-safe. See `Engine.close`."""
-
-    def _taken(self, stage: int) -> Call | None:
-        return taken_call(self.substream.schedule, stage, self.substream.size.blocks)
 
 
 WIDE_WINDOWS = 16
@@ -164,14 +161,14 @@ class ReadAhead(Budget):
         stage = self._schedule.next_stage
         if stage is None or not self._allows(stage) or not self._is_quick(stage) or not self._here.check():
             return None
-        return self._taken(stage)
+        return self.substream.take(stage)
 
     def issue(self) -> None:
         # A later stage may have a quick call, which the consumer runs when it is needed. The reads for the calls after
         # it do not wait for that.
         for stage in reversed(range(self._schedule.num_stages)):
             while not self._is_quick(stage) and self._allows(stage):
-                if (call := taken_call(self._schedule, stage, self._max_blocks)) is None:
+                if (call := self.substream.take(stage, self._max_blocks)) is None:
                     break
                 self.place.submit(call)
 
@@ -360,11 +357,18 @@ class Engine:
             if schedule.exhausted:
                 return None
             if not self._work_here() and not self._issue():
-                return self._awaited
+                if feed is None or feed.awaited is None or self._aside.in_flight or self.budget.in_flight:
+                    return self
+                return feed.awaited
         if feed is not None:
             feed.delivered(outputs)
         if self.budget.runs_ahead or self._has_local:
-            self._end(outputs)
+            # Work continues while the consumer is away.
+            self.budget.end(outputs)
+            self._is_issued = True
+            self.budget.issue()
+            if self._has_local:
+                self._issue_local()
         return outputs
 
     def wait(self) -> None:
@@ -374,13 +378,6 @@ class Engine:
         else:
             self._wait()
         self._is_issued = False
-
-    @property
-    def _awaited(self) -> Awaited:
-        feed = self.feed
-        if feed is None or feed.awaited is None or self._aside.in_flight or self.budget.in_flight:
-            return self
-        return feed.awaited
 
     @property
     def is_orphaned(self) -> bool:
@@ -433,9 +430,6 @@ class Engine:
         if self.local.runs_ahead:
             self._aside.check_process()
         self._has_run_local = False
-        self._accept()
-
-    def _accept(self) -> None:
         self.budget.accept()
         self._is_issued = False
 
@@ -458,14 +452,15 @@ class Engine:
     def _run_local(self) -> bool:
         """Completes a call of local operations. Returns False if there is none, or if threads still run it."""
         if self._has_run_local:
-            self._accept()
+            self.budget.accept()
+            self._is_issued = False
         self._issue()
         self._issue_local()
         if self._aside.in_flight:
             # The others that have finished count as in flight.
             if not self._aside.accept_one():
                 return False
-        elif (call := self._take_local()) is not None:
+        elif (call := self.budget.substream.take(None)) is not None:
             if self.here.check():
                 self.here.run(self.plan, call, self.local)
             else:
@@ -491,23 +486,12 @@ class Engine:
         return True
 
     def _issue_local(self) -> None:
-        while self.local.allows(self._aside.in_flight) and (call := self._take_local()) is not None:
+        while self.local.allows(self._aside.in_flight) and (call := self.budget.substream.take(None)) is not None:
             self.local.begun(call)
             self._aside.submit(call)
 
-    def _take_local(self) -> Call | None:
-        return taken_call(self.schedule, None, self.budget.substream.size.blocks)
-
     def _wait(self) -> None:
         self.budget.wait()
-
-    def _end(self, outputs: Outputs) -> None:
-        """Ensures that work continues while the consumer is away, without waiting."""
-        self.budget.end(outputs)
-        self._is_issued = True
-        self.budget.issue()
-        if self._has_local:
-            self._issue_local()
 
     def _stop_aside(self) -> None:
         self._aside.readers.stop()

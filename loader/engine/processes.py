@@ -1,6 +1,7 @@
 """Worker processes as a place, and the reactions to their deaths and stalls."""
 
 import contextlib
+import functools
 from collections.abc import Hashable
 from typing import Any, final
 
@@ -12,7 +13,7 @@ from millstream.loader.measuring import HAND_OVER
 from millstream.loader.pipeline.calls import Blocks, Call
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.processes.channel import Exited, PipelineFailed, Result, Task
-from millstream.loader.processes.pool import Event, Pool, Worker
+from millstream.loader.processes.pool import Pool, Worker
 from millstream.loader.processes.process_report import (
     clear_stacks,
     describe_exit,
@@ -91,7 +92,14 @@ class Processes(Workers[Worker]):
 
     def _receive(self, seconds: float) -> None:
         for worker, event in self._pool.wait(seconds):
-            self._take(worker, event)
+            if isinstance(event, Result):
+                self._take_result(worker, event)
+            elif isinstance(event, PipelineFailed):
+                error = unpack_failure(event.failure, self._pool.classes)
+                explain_limit(error, self._options.num_workers)
+                raise error
+            else:
+                self._take_death(worker, event.exited)
         if not self._pool.has_fork_server:
             self._restart()
 
@@ -110,29 +118,21 @@ class Processes(Workers[Worker]):
         self._pool.restart()
         self.submit_lost()
 
-    def _take(self, worker: Worker, event: Event) -> None:
-        if isinstance(event, Result):
-            self._deaths_of_fork_server = 0
-            self._deaths_at_start.record_life(worker.number)
-            self._take_result(worker, event)
-        elif isinstance(event, PipelineFailed):
-            error = unpack_failure(event.failure, self._pool.classes)
-            explain_limit(error, self._options.num_workers)
-            raise error
-        else:
-            self._take_death(worker, event.exited)
-
     def _take_result(self, worker: Worker, result: Result) -> None:
+        self._deaths_of_fork_server = 0
+        self._deaths_at_start.record_life(worker.number)
         call, made = self._assignments.call(result.call), CallResult(*result.outputs)
         substream = None if call is None else self.substreams.find(call)
         if call is None or substream is None:
             release(made.packed, worker.arena)
             return
-        blocks = request if isinstance(request := call.request, Blocks) else None
+        blocks = request if isinstance(request := call.first_request, Blocks) else None
         if made.stages and substream.profiler is not None:
             substream.profiler.called(worker.pid, made.begun, made.seconds, blocks, made.stages)
         self.reads.record(call.num_blocks, made.seconds, made.idle_seconds)
-        self._complete(result.call, call, made, lambda: self._unpack(made.packed, worker.arena, self._pool.classes))
+        self._complete(
+            result.call, call, made, functools.partial(self._unpack, made.packed, worker.arena, self._pool.classes)
+        )
 
     def _take_death(self, worker: Worker, exited: Exited | None) -> None:
         """Sends the calls of a dead worker again, except for the one that killed it if this is not the first time.

@@ -39,15 +39,6 @@ class Sink(Protocol):
         """
 
 
-def taken_call(schedule: Schedule, stage: int | None, max_blocks: int) -> Call | None:
-    """Takes the next call of a stage (None for local operations), if any, and records the seconds that this took."""
-    begin = time.perf_counter()
-    call = schedule.take_local(max_blocks) if stage is None else schedule.take(stage, max_blocks)
-    if call is not None:
-        call.seconds_before += time.perf_counter() - begin
-    return call
-
-
 @final
 @dataclasses.dataclass(eq=False)
 class Substream:
@@ -58,7 +49,7 @@ class Substream:
         profiler: the measurements of its pipeline, to which those of workers are added.
         pipeline: the number of the pipeline in the workers.
         number: the number of the stream, which its calls carry.
-        in_flight: the number of calls taken for workers and not completed.
+        in_flight: the number of calls that workers got and did not complete.
         drawn: the number of elements drawn from it.
     """
 
@@ -84,16 +75,16 @@ class Substream:
         size = self.size
         return self.schedule.bytes_ahead(size.block_bytes) + size.blocks * size.block_bytes
 
-    @property
-    def records_per_call(self) -> int:
-        return self.size.blocks * self.plan.partition.block
+    def take(self, stage: int | None, max_blocks: int | None = None) -> Call | None:
+        """Takes the next call of a stage (None for local operations), if any, and records the seconds that this took.
 
-    def take(self, stage: int) -> Call | None:
-        """Takes the next call of a stage for workers. Returns None if there is none."""
-        call = taken_call(self.schedule, stage, self.size.blocks)
+        It has up to `max_blocks` blocks; by default, as many as measured durations recommend.
+        """
+        begin, blocks = time.perf_counter(), self.size.blocks if max_blocks is None else max_blocks
+        call = self.schedule.take_local(blocks) if stage is None else self.schedule.take(stage, blocks)
         if call is not None:
             call.substream = self.number
-            self.in_flight += 1
+            call.seconds_before += time.perf_counter() - begin
         return call
 
     def complete(self, call: Call, elements: Elements, seconds: float, *, is_here: bool = False) -> None:
@@ -167,7 +158,8 @@ class Substreams:
             return backlog < max_calls
         share = (substream.drawn + 1) / self._drawn
         drawing = substream if last is None or last.schedule.exhausted else last
-        return backlog == 0 or substream.schedule.records_ahead < share * max_calls * drawing.records_per_call
+        max_records = max_calls * drawing.size.blocks * drawing.plan.partition.block
+        return backlog == 0 or substream.schedule.records_ahead < share * max_records
 
     def record_drawn(self, substream: Substream, count: int) -> None:
         substream.drawn += count

@@ -29,7 +29,7 @@ from millstream.loader.threads.options import MultiprocessingOptions
 from millstream.loader.threads.shared_threads import Concurrency
 from millstream.loader.transport.payload import dump_request, unpack_failure, unpack_failures
 from millstream.loader.workers.call_runner import CallResult
-from millstream.loader.workers.pools import Pool, WarmPools, WorkerT, check_process, release
+from millstream.loader.workers.pools import Pool, WarmPools, WorkerT, release
 
 if TYPE_CHECKING:
     from millstream.loader.engine.engine import Engine
@@ -50,12 +50,17 @@ MAX_DEATHS_AT_START = 8
 
 @final
 class ReadsInFlight:
-    """Begins with one read, because several cost memory. Searches for the best `number` once reads wait."""
+    """Begins with one read, because several cost memory. Searches for the best `number` once reads wait.
+
+    Attributes:
+        number: the number of reads in flight per worker.
+        waited: the seconds that the consumer has waited since the last outputs were delivered.
+    """
 
     def __init__(self, limit: int) -> None:
         self._concurrency = Concurrency(limit)
         self._idle_calls = 0
-        self._waited = 0.0
+        self.waited = 0.0
         self._num_calls = self._num_blocks = 0
         self.number = 1
 
@@ -69,16 +74,13 @@ class ReadsInFlight:
             if self._idle_calls == IDLE_CALLS:
                 self.number = self._concurrency.level
 
-    def waited(self, seconds: float) -> None:
-        self._waited += seconds
-
     def delivered(self, now: float, num_workers: int) -> None:
         """Records that these outputs were delivered at time `now`, in seconds, and the present number of workers."""
         if self._idle_calls >= IDLE_CALLS:
             # Each worker has this number in flight.
-            self._concurrency.delivered(now, self._waited, self._num_calls / max(1, num_workers), self._num_blocks)
+            self._concurrency.delivered(now, self.waited, self._num_calls / max(1, num_workers), self._num_blocks)
             self.number = self._concurrency.level
-        self._waited, self._num_calls, self._num_blocks = 0.0, 0, 0
+        self.waited, self._num_calls, self._num_blocks = 0.0, 0, 0
 
 
 @final
@@ -156,11 +158,6 @@ class Workers(Place, Generic[WorkerT]):
     def num_workers(self) -> int:
         return len(self._pool.workers)
 
-    @property
-    def has_room(self) -> bool:
-        """True if a worker accepts another call."""
-        return self._free_worker() is not None
-
     def admitted(
         self, engine: "Engine", name: Hashable, profiler: Profiler | None = None, *, is_last: bool = False
     ) -> Substream:
@@ -193,11 +190,15 @@ class Workers(Place, Generic[WorkerT]):
         raise AssertionError(f"only the number of processes changes: {num_workers}")
 
     def check_process(self) -> None:
-        check_process(self._pool)
+        if not self._pool.is_ours:
+            raise RuntimeError(
+                "This iterator and its worker processes belong to the process that created them. Call iter(loader) in "
+                "the forked process."
+            )
 
     def submit(self, call: Call) -> None:
         """Sends a call to a worker. Without room, it is sent later, before others."""
-        worker = self._free_worker()
+        worker = self.free_worker()
         if worker is None:
             self._assignments.postpone(call)
         else:
@@ -205,7 +206,7 @@ class Workers(Place, Generic[WorkerT]):
 
     def submit_lost(self) -> bool:
         """Sends calls again whose workers have died. Returns False if other calls have to wait."""
-        while self._assignments.has_lost and (worker := self._free_worker()) is not None:
+        while self._assignments.has_lost and (worker := self.free_worker()) is not None:
             if (lost := self._assignments.next_lost()) is not None:
                 self._send(worker, *lost)
         return True
@@ -282,26 +283,24 @@ class Workers(Place, Generic[WorkerT]):
     def _issue_from(self, substream: Substream) -> bool:
         """Returns False if no worker accepts more."""
         while (stage := substream.schedule.next_stage) is not None:
-            if not substream.plan.stages[stage].runs_user_code:
-                if (call := substream.take(stage)) is not None:
-                    self._here.run(substream.plan, call, self.substreams)
-                continue
-            if not self.has_room:
+            runs_there = substream.plan.stages[stage].runs_user_code
+            if runs_there and self.free_worker() is None:
                 return False
-            if stage == 0 and not self._may_begin(substream):
-                return True
-            if (call := substream.take(stage)) is not None:
+            if stage == 0:
+                num_workers, buffer = self.num_workers, self._options.per_worker_buffer_size
+                num_calls = (self.reads.number + buffer) * num_workers
+                if not self.substreams.may_begin(substream, num_calls, (1 + buffer) * num_workers):
+                    return True
+            if (call := substream.take(stage)) is None:
+                continue
+            substream.in_flight += 1
+            if runs_there:
                 self.submit(call)
+            else:
+                self._here.run(substream.plan, call, self.substreams)
         return True
 
-    def _may_begin(self, substream: Substream) -> bool:
-        """Returns True if a call of stage 0 may begin."""
-        num_workers, buffer = self.num_workers, self._options.per_worker_buffer_size
-        return self.substreams.may_begin(
-            substream, (self.reads.number + buffer) * num_workers, (1 + buffer) * num_workers
-        )
-
-    def _free_worker(self) -> WorkerT | None:
+    def free_worker(self) -> WorkerT | None:
         """Returns the worker with the fewest calls. None if all have enough."""
         free, fewest = None, self.reads.number + self._options.per_worker_buffer_size
         for worker in self._pool.workers:
@@ -311,7 +310,7 @@ class Workers(Place, Generic[WorkerT]):
 
     def _message_of(self, number: int, call: Call) -> tuple[int, int, int] | bytes | None:
         """Returns the message of a call, or None if it cannot be pickled. The call is then completed with an error."""
-        request = call.request
+        request = call.first_request
         if isinstance(request, Blocks):
             return request.start, request.stop, request.shard
         try:

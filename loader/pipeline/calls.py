@@ -320,6 +320,7 @@ class Call(abc.ABC):
         shard: the number of the logical shard; 0 for a call of all of them.
         num_records: the number of records to read, or of elements of the stage before.
         num_blocks: the number of blocks to read; 0 for later stages.
+        first_request: the request for all operations but the local ones.
         local_input: the elements that its local operations have to process; None before they exist.
         is_local: True once its local operations are requested.
         num_bytes: the estimated size of its elements in memory; None before they exist.
@@ -331,6 +332,7 @@ class Call(abc.ABC):
     stage: int
     num_records: int
     num_blocks: int
+    first_request: Request
     outputs: Outputs | None = dataclasses.field(default=None, init=False)
     local_input: Elements | None = dataclasses.field(default=None, init=False)
     is_local: bool = dataclasses.field(default=False, init=False)
@@ -342,14 +344,14 @@ class Call(abc.ABC):
     def request(self) -> Request:
         if self.is_local and self.local_input is not None:
             return Rest(self.stage, self.local_input)
-        return self._first_request
+        return self.first_request
 
     def receive(self, elements: Elements) -> None:
         """Stores the input of its local operations, which are not requested yet."""
         self.local_input, self.num_bytes = elements, num_bytes(elements.values)
 
     def begin_local(self) -> None:
-        request = self._first_request
+        request = self.first_request
         if self.local_input is None and isinstance(request, Fed | Group):
             self.local_input = request.elements
         self.is_local = True
@@ -357,11 +359,6 @@ class Call(abc.ABC):
     def complete(self, elements: Elements) -> None:
         self.outputs = outputs = self._outputs_of(elements)
         self.local_input, self.num_bytes = None, outputs.num_bytes
-
-    @property
-    @abc.abstractmethod
-    def _first_request(self) -> Request:
-        """The request for all operations but the local ones."""
 
     @abc.abstractmethod
     def _outputs_of(self, elements: Elements) -> Outputs: ...
@@ -373,15 +370,12 @@ class BlockCall(Call):
     __slots__ = ("_of", "skip", "start", "stop")
 
     def __init__(self, of: LogicalShard, start: int, stop: int, skip: int = 0) -> None:
-        super().__init__(of.number, 0, (stop - start) * of.partition.block, stop - start)
+        request = Blocks(start, stop, of.number)
+        super().__init__(of.number, 0, (stop - start) * of.partition.block, stop - start, request)
         self._of = of
         self.start = start
         self.stop = stop
         self.skip = skip
-
-    @property
-    def _first_request(self) -> Blocks:
-        return Blocks(self.start, self.stop, self.shard)
 
     def _outputs_of(self, elements: Elements) -> Outputs:
         return BlockOutputs(elements, self.skip, self.num_records, self._of, self.stop)
@@ -396,18 +390,13 @@ class BlockCall(Call):
 class GroupCall(Call):
     """A call of a later stage for the outputs of one group."""
 
-    __slots__ = ("_elements", "_skip", "_span", "_stage")
+    __slots__ = ("_skip", "_span", "_stage")
 
     def __init__(self, shard: int, stage: int, group: FormedGroup, compiled: Stage, skip: int) -> None:
-        super().__init__(shard, stage, len(group.elements.values), 0)
-        self._elements = group.elements
+        super().__init__(shard, stage, len(group.elements.values), 0, Group(stage, group.elements))
         self._span = group[1:]
         self._skip = skip
         self._stage = compiled
-
-    @property
-    def _first_request(self) -> Group:
-        return Group(self.stage, self._elements)
 
     def _outputs_of(self, elements: Elements) -> Outputs:
         return GroupOutputs(elements, self._skip, self.num_records, self._span, self._stage)

@@ -39,7 +39,7 @@ from millstream.loader.pipeline.failing_records import (
 )
 from millstream.loader.pipeline.order import max_batches
 from millstream.loader.pipeline.pipeline import Pipeline, check_global_batch, check_groupings
-from millstream.loader.pipeline.shards import Partition, first_dynamic
+from millstream.loader.pipeline.shards import first_dynamic
 from millstream.loader.pipeline.stages import Instrument, LogicalShard, compile_stages, records_per_block, split_stages
 from millstream.loader.pipeline.steps import (
     MAX_HELD_RECORDS,
@@ -75,6 +75,7 @@ class Plan:
         pipeline: the same, with the rows of a mixture permuted within each global batch.
         num_remote_stages: the number of stages before the first that has local operations.
         shards: the logical shards of this shard, each with its blocks. A 1:1 pipeline has one, and so have most others.
+        partition: the blocks of the first logical shard. Those of the others have the same size.
         stages: the compiled operations.
         one_to_one: True if step k is block k: no operation drops, splits or regroups elements.
         batched_source: True if the source reads many records in one call.
@@ -107,6 +108,7 @@ class Plan:
         self.has_batched_reads = batched_read_of(source) is not None
         self.source_may_depend_on_thread = may_depend_on_thread(source)
         self.shards = tuple(LogicalShard.of(number, pipeline, groups) for number in range(len(pipeline.logical_shards)))
+        self.partition = self.shards[0].partition
         self.blocks_are_batches = bool(self.shards[0].first_batches)
         self.source_is_stream = self.source_may_depend_on_thread and len(source) >= MAX_HELD_RECORDS
         tolerance = pipeline.tolerance
@@ -169,11 +171,6 @@ class Plan:
         self._record_steps, self._block_steps = remote[: first.num_record_steps], remote[first.num_record_steps :]
         self._rest_record_steps = first.steps[rest : first.num_record_steps]
         self._rest_block_steps = first.steps[max(rest, first.num_record_steps) :]
-
-    @property
-    def partition(self) -> Partition:
-        """The blocks of the first logical shard. Those of the others have the same size."""
-        return self.shards[0].partition
 
     @property
     def reads_in_order_only(self) -> str:

@@ -192,18 +192,9 @@ Message: TypeAlias = (
     | Result
 )
 
+# A message crosses as a plain tuple with its kind as a number, because looking up a class would take longest.
 _KINDS: tuple[Any, ...] = get_args(Message)
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
-
-
-def to_wire(message: Message) -> tuple[Any, ...]:
-    """Returns a message as a plain tuple with its kind as a number, because looking up a class would take longest."""
-    return _NUMBERS[type(message)], *message
-
-
-def from_wire(wire: tuple[Any, ...]) -> Any:
-    return _KINDS[wire[0]](*wire[1:])
-
 
 _HEADER = struct.Struct("<QB")
 _RECEIVE_BYTES = 1 << 16
@@ -253,7 +244,7 @@ class Channel:
 
         A connection that is broken or closed is not an error here. The caller that waits for an answer notices it.
         """
-        body = pickle.dumps(to_wire(message), protocol=5)
+        body = pickle.dumps((_NUMBERS[type(message)], *message), protocol=5)
         frame = memoryview(_HEADER.pack(len(body), len(descriptors)) + body)
         with self._sending:
             if self.is_open:
@@ -316,7 +307,8 @@ class Channel:
             del self._inbox[:end]
             self._arrived += self._received[:num_descriptors]
             del self._received[:num_descriptors]
-            yield from_wire(pickle.loads(body))  # noqa: S301  (written by the other end of our own socket pair)
+            kind, *fields = pickle.loads(body)  # noqa: S301  (written by the other end of our own socket pair)
+            yield _KINDS[kind](*fields)
         if flags & _DESCRIPTORS_LOST:
             raise OSError(errno.EMFILE, "Too many open files: raise the limit (`ulimit -n`) or use fewer workers")
 

@@ -189,7 +189,7 @@ class WorkerPipelines:
             self._classes,
             readers=self._readers,
             allocate=self.allocator.allocate,
-            pack=lambda run: pack(run, self.allocator, self._classes),
+            pack=functools.partial(pack, allocator=self.allocator, classes=self._classes),
         )
 
 

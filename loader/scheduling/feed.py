@@ -59,10 +59,7 @@ class FedCall(BlockCall):
         super().__init__(of, start, stop, skip)
         self._failure = drawn.error
         self._elements = drawn if drawn.error is None else Elements(drawn.values, drawn.origins, FeedFailed())
-
-    @property
-    def _first_request(self) -> Fed:  # type: ignore[override]  # a request of another kind
-        return Fed(self._elements)
+        self.first_request = Fed(self._elements)
 
     def complete(self, elements: Elements) -> None:
         """Takes the result. If it is FeedFailed, the iterator's own error replaces it."""

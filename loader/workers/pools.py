@@ -163,15 +163,6 @@ class WarmPools(Generic[PoolT]):
         self.stop_idle()
 
 
-def check_process(pool: Pool[Any]) -> None:
-    """Raises a RuntimeError in a forked process, which must not use the pool."""
-    if not pool.is_ours:
-        raise RuntimeError(
-            "This iterator and its worker processes belong to the process that created them. Call iter(loader) in "
-            "the forked process."
-        )
-
-
 def release(
     pools: Callable[[], WarmPools[PoolT] | None], pool: Callable[[], PoolT | None], interrupted: Collection[None]
 ) -> None:

@@ -20,7 +20,7 @@ import millstream
 from millstream import Batch, CheckpointError, IndexSampler, MixtureSampler, ShardOptions
 from millstream.loader.pipeline.calls import Outputs
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.processes.channel import Channel, Task, to_wire
+from millstream.loader.processes.channel import Channel, Task
 from support.faults.interrupted import interrupt_at
 from support.faults.user_faults import WAIT_SECONDS
 from support.laws import INLINE, inline_loader
@@ -336,7 +336,7 @@ def test_calls_do_not_carry_the_history_of_weights(monkeypatch: pytest.MonkeyPat
 
     def recorded(channel: Channel, message: Any, descriptors: Sequence[int] = ()) -> None:
         if isinstance(message, Task):
-            sizes.append(len(pickle.dumps(to_wire(message))))
+            sizes.append(len(pickle.dumps(tuple(message))))
         send(channel, message, descriptors)
 
     monkeypatch.setattr(Channel, "send", recorded)

@@ -52,8 +52,9 @@ def test_each_substream_gets_what_is_its_own(random: Random, counts: list[int]) 
         substream = random.choice([own, *others])
         if substream.schedule.next_stage is not None and random.random() < 0.5:
             substream.size.blocks = random.randint(1, 6)
-            call = substream.take(0)
-            given_out += [] if call is None else [call]
+            if (call := substream.take(0)) is not None:
+                substream.in_flight += 1
+                given_out.append(call)
         elif given_out:
             call = given_out.pop(random.randrange(len(given_out)))
             assert substreams.wants(call)
