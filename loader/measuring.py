@@ -433,11 +433,19 @@ class Profiler:
 
         `blocks` is None for a group, or if the call is no longer wanted. `stages` is the result of `take` there.
         """
-        self.add_all(stages)
+        if self.costs is not None:
+            *stages, costs = stages
+            self.costs.merge(costs)
+        *spent, with_core, without_core = stages
+        for name, of_stage in zip(self._names, spent, strict=True):
+            self._seconds[name] += of_stage
+        self.core_seconds += with_core
+        self.delay_seconds += without_core
         if self.recorder is not None and process is not None:
             span = None if blocks is None else (blocks.start, blocks.stop - 1)
-            spent = tuple(zip(self._names, stages, strict=False))
-            self.recorder.record_call(process, begun, seconds, span, spent, actor=actor)
+            self.recorder.record_call(
+                process, begun, seconds, span, tuple(zip(self._names, spent, strict=True)), actor=actor
+            )
 
     def died(self, text: str) -> None:
         self.deaths += 1
@@ -474,17 +482,6 @@ class Profiler:
         since, self._delays_at, self._delays_since = self._delays_since, now, scheduling_of_threads().delayed
         # The time of a thread that has ended is no longer reported.
         return max(0.0, self._delays_since - since)
-
-    def add_all(self, seconds: Times) -> None:
-        """Adds the result of `take` in another process with the same pipeline."""
-        if self.costs is not None:
-            *seconds, costs = seconds
-            self.costs.merge(costs)
-        *stages, with_core, without_core = seconds
-        for stage, spent in zip(self._names, stages, strict=True):
-            self._seconds[stage] += spent
-        self.core_seconds += with_core
-        self.delay_seconds += without_core
 
 
 class Scheduling(NamedTuple):

@@ -63,7 +63,7 @@ class Actors(Workers[Actor]):
         return 0
 
     def submit_lost(self) -> bool:
-        while self._assignments.has_lost and (actor := self.free_worker()) is not None:
+        while self._assignments.lost and (actor := self.free_worker()) is not None:
             if (lost := self._assignments.next_lost()) is None:
                 break
             number, call = lost

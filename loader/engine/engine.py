@@ -426,7 +426,7 @@ class Engine:
         self._join_aside(own if deadline is None else deadline)
 
     def _begin(self) -> None:
-        self.here.begin()
+        self.here.is_checked = False
         if self.local.runs_ahead:
             self._aside.check_process()
         self._has_run_local = False

@@ -70,24 +70,24 @@ class Place(abc.ABC):
 
 @final
 class Here:
-    """The consumer's thread, which completes a call before anything else happens."""
+    """The consumer's thread, which completes a call before anything else happens.
+
+    Attributes:
+        may_work: True if the thread could run user code when this was last asked for.
+        is_checked: True once this was asked for in a request. The thread may have other settings in the next one.
+    """
 
     def __init__(self, allocate: Allocate, stall_timeout: float) -> None:
         self._allocate = allocate
         self._stall_timeout = stall_timeout
         self._settings = ThreadSettings()
-        self._is_checked = False
         self.may_work = True
-        """True if the thread could run user code when it was last asked for."""
-
-    def begin(self) -> None:
-        """Begins a request of the consumer, whose thread may have other settings than at the last one."""
-        self._is_checked = False
+        self.is_checked = False
 
     def check(self) -> bool:
         """Returns True if the thread may run user code in this request: it has no settings of its own."""
-        if not self._is_checked:
-            self.may_work, self._is_checked = self._settings.are_neutral(), True
+        if not self.is_checked:
+            self.may_work, self.is_checked = self._settings.are_neutral(), True
         return self.may_work
 
     def run(self, plan: Plan, call: Call, sink: Sink) -> None:

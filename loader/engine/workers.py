@@ -206,7 +206,7 @@ class Workers(Place, Generic[WorkerT]):
 
     def submit_lost(self) -> bool:
         """Sends calls again whose workers have died. Returns False if other calls have to wait."""
-        while self._assignments.has_lost and (worker := self.free_worker()) is not None:
+        while self._assignments.lost and (worker := self.free_worker()) is not None:
             if (lost := self._assignments.next_lost()) is not None:
                 self._send(worker, *lost)
         return True
@@ -330,7 +330,8 @@ class Workers(Place, Generic[WorkerT]):
             outputs = unpack()
             if (failure := made.failure) is not None:
                 outputs.error, outputs.at = unpack_failure(failure, self._pool.classes), failure.at
-            outputs.failures = unpack_failures(made.failures, self._pool.classes)
+            if made.failures:
+                outputs.failures = unpack_failures(made.failures, self._pool.classes)
         except Exception as error:
             if is_from_signal_handler(error):
                 raise

@@ -50,27 +50,24 @@ class Assignments:
         self._schedule = schedule
         self._numbers = numbers
         self._assigned: dict[int, _Assigned] = {}
-        self._lost: deque[_Assigned] = deque()
+        # The calls that have to run again, before all others.
+        self.lost: deque[_Assigned] = deque()
 
     def assign(self, call: Call) -> int:
         return self._assign(_Assigned(call))
 
     def postpone(self, call: Call) -> None:
         """Queues a call that no worker has room for."""
-        self._lost.append(_Assigned(call))
+        self.lost.append(_Assigned(call))
 
     def __len__(self) -> int:
         """Returns the number of calls that are not complete."""
-        return len(self._assigned) + len(self._lost)
-
-    @property
-    def has_lost(self) -> bool:
-        return bool(self._lost)
+        return len(self._assigned) + len(self.lost)
 
     def next_lost(self) -> tuple[int, Call] | None:
         """Returns a call that has to run again, with a new number, or None if there is none."""
-        while self._lost:
-            assigned = self._lost.popleft()
+        while self.lost:
+            assigned = self.lost.popleft()
             if self._schedule.wants(assigned.call):
                 return self._assign(assigned), assigned.call
         return None
@@ -95,7 +92,7 @@ class Assignments:
     def lose(self, numbers: Iterable[int]) -> None:
         """Queues calls again, before all others. Drops those that are no longer wanted."""
         lost = [self._assigned.pop(number, None) for number in numbers]
-        self._lost.extendleft(reversed([assigned for assigned in lost if assigned is not None]))
+        self.lost.extendleft(reversed([assigned for assigned in lost if assigned is not None]))
 
     def split(self, number: int) -> bool:
         """Replaces a call by one per block. Returns False if it has a single block."""
@@ -104,7 +101,7 @@ class Assignments:
             return False
         del self._assigned[number]
         calls = self._schedule.split(assigned.call)
-        self._lost.extendleft(_Assigned(call, assigned.deaths, assigned.guilt) for call in reversed(calls))
+        self.lost.extendleft(_Assigned(call, assigned.deaths, assigned.guilt) for call in reversed(calls))
         return True
 
     def blame(self, number: int, error: Callable[[int, str], Exception], guilt: float = 1.0) -> None:

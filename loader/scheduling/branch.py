@@ -150,9 +150,6 @@ class Branch:
         block = 1 if self.shard.first_batches else self.shard.partition.block
         return cursor.block + -(-count // block)
 
-    def next_blocks(self, limit: int) -> int:
-        return self.leaf.next_blocks(limit) if self.may_read else 0
-
     def check(self, call: Call, outputs: Outputs) -> None:
         """Records failures and dropped records, in the order of the stream. May truncate the outputs."""
         if self._failures is not None and call.stage == 0:

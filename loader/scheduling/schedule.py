@@ -112,7 +112,7 @@ class Schedule:
 
     def next_blocks(self, limit: int) -> int:
         branch = self._branch_to_read()
-        return 0 if branch is None else branch.next_blocks(limit)
+        return 0 if branch is None else branch.leaf.next_blocks(limit)
 
     @property
     def next_stage(self) -> int | None:
@@ -121,14 +121,14 @@ class Schedule:
             if self._untaken[stage]:
                 return stage
         branch = self._branch_to_read() if self.num_stages else None
-        return None if branch is None or not branch.next_blocks(1) else 0
+        return None if branch is None or not branch.leaf.next_blocks(1) else 0
 
     def take(self, stage: int, max_blocks: int = 1) -> Call | None:
         """Takes the next call of a stage. Returns None if none may run now, or if the leaf has no elements for it."""
         if self._untaken[stage]:
             return self._untaken[stage].popleft()
         branch = None if stage else self._branch_to_read()
-        if branch is None or not branch.may_read:
+        if branch is None:
             return None
         queue, leaf = branch.queues[0], branch.leaf
         call = leaf.take(branch.shard, max_blocks, queue.skip)
@@ -270,7 +270,7 @@ class Schedule:
             if not self._round and not self._is_starved:
                 self._round = deque(self._next_round())
                 self._is_starved = not self._round
-        return self._round[0] if self._round else None
+        return self._round[0] if self._round and self._round[0].may_read else None
 
     def _next_round(self) -> list[Branch]:
         """Returns the branches with the fewest elements: those within the elements of one block of the first."""
