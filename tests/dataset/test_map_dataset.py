@@ -137,7 +137,7 @@ def test_a_stream_reads_its_source_in_calls() -> None:
 
 @pytest.mark.parametrize("num_threads", [0, 2])
 def test_a_stream_computes_each_batch_once(num_threads: int) -> None:
-    """What a trainer gets of a dataset in memory is not compared with elements that are computed for that."""
+    """No batch of a dataset in memory is computed again to be compared with what the trainer gets."""
     computed = []
 
     def counted(batch: Any) -> dict[str, Any]:
