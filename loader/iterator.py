@@ -112,7 +112,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         self._has_ended = False
         # True if the executor, if any, is at the end of `_outputs`. False if it was interrupted.
         self._executor_is_current = True
-        # Elements of workers are copies already.
+        # True if outputs may contain memory of the source, which the trainer cannot write to.
         self._copies = self._plan.yields_held_memory
         self._at_end: Callable[[], object] | None = None
         if state is not None:
@@ -495,7 +495,7 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
     def _adopt_outputs(self, start: Position, outputs: Outputs) -> None:
         values = outputs.values
         if self._copies or type(values) is not list:
-            outputs.values = values = self._owned_values(outputs)
+            outputs.values = values = writable_copies(values) if self._copies else list(values)
         first, stop = outputs.first, len(values)
         self._start, self._outputs, self._values, self._row, self._stop = start, outputs, values, first, stop
         self._executor_is_current = True
@@ -510,10 +510,6 @@ class DataLoaderIterator(RunningIterator, Inspectable, ResumableIterator):
         self._deliver_failures(error)
         self._settle()
         raise error
-
-    def _owned_values(self, outputs: Outputs) -> list[Any]:
-        """Returns the values of outputs, which the trainer may change."""
-        return writable_copies(outputs.values) if self._copies else list(outputs.values)
 
     def _fetch(self, *, waits: bool = True) -> Lack | None:
         """Takes the next outputs, which may contain no values. Returns the reason if there are none."""
