@@ -73,8 +73,8 @@ class Here:
     """The consumer's thread, which completes a call before anything else happens.
 
     Attributes:
-        may_work: True if the thread could run user code when this was last asked for.
-        is_checked: True once this was asked for in a request. The thread may have other settings in the next one.
+        may_work: the latest result of `check`.
+        is_checked: True once this request has a result. The thread may have other settings in the next one.
     """
 
     def __init__(self, allocate: Allocate, stall_timeout: float) -> None:
