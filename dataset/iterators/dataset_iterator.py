@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, final
 
 from millstream.core.checks import as_integer
-from millstream.core.closing import Closing
+from millstream.core.closing import Closing, close_each
 from millstream.core.signals import interrupts
 from millstream.dataset.arguments import only_parent
 from millstream.dataset.iterators.chain_positions import accepting
@@ -212,8 +212,7 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
         datasets failed.
         """
         self._closed = True
-        for parent in self._parents:
-            call_if_possible(parent, "close")
+        close_each(parent for parent in self._parents if callable(getattr(parent, "close", None)))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}, {'closed' if self._closed else 'open'}{self._drawn_from()}>"

@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, final
 
+from millstream.core.closing import close_each
 from millstream.core.signals import interrupts
 from millstream.dataset.iterators.dataset_iterator import (
     DatasetIterator,
@@ -275,8 +276,7 @@ class JoinedInput(Input):
 
     def close(self) -> None:
         self.is_closed = True
-        for one in self.open_inputs():
-            one.close()
+        close_each(self.open_inputs())
 
     @functools.cached_property
     def insight(self) -> "JoinInsight":

@@ -222,9 +222,11 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
         self._guarded(super().start_prefetch)
 
     def close(self) -> None:
-        super().close()
-        if self._crew is not None:
-            self._crew.end()
+        try:
+            super().close()
+        finally:
+            if self._crew is not None:
+                self._crew.end()
 
     def run_by(self, crew: "Crew", workers: MultiprocessingOptions, reading: ReadOptions) -> None:
         """Uses workers with these options, until the end, where the next iterator gets them."""

@@ -347,6 +347,8 @@ class ExhaustingMixture(_Mixture):
         # True for the inputs that have come whole.
         self._is_over = [False] * len(inputs)
         self._phase: Phase | None = None
+        # The position before the latest element if its input has ended with it, which changes the others.
+        self._earlier: SavedPosition | None = None
 
     def _find_end(self) -> Lack | None:
         if (awaited := self._find_empty()) is not None:
@@ -379,20 +381,20 @@ class ExhaustingMixture(_Mixture):
 
     def take(self, count: int) -> list[Any]:
         values = super().take(count)
-        self._follow(int(self._latest[-1]))
+        self._earlier = None
+        if self._ahead[number := int(self._latest[-1])].has_no_more:
+            self._earlier = self.position(count)
+            self._follow(number)
         return values
 
     def _follow(self, number: int) -> None:
-        """Drops the input of the latest element if it has ended, or sends it back to its beginning."""
-        ahead = self._ahead[number]
-        if not ahead.has_no_more:
-            return
+        """Drops an input that has ended, or sends it back to its beginning."""
         self._is_over[number] = True
         if self._mixing.stop == DROP_EXHAUSTED:
             self._begin_phase()
         else:
-            ahead.input.move(self._beginnings[number])
-            ahead.forget()
+            self._ahead[number].input.move(self._beginnings[number])
+            self._ahead[number].forget()
 
     def _current_phase(self) -> Phase:
         if self._phase is None or self.step in self._later_changes:
@@ -427,6 +429,8 @@ class ExhaustingMixture(_Mixture):
         return Phase(start, weights, drawn)
 
     def position(self, back: int = 0) -> SavedPosition:
+        if back and self._earlier is not None:
+            return self._earlier
         phase = self._phase
         begun = () if phase is None else (phase.start, *phase.drawn)
         backs = self._backs(back)
@@ -449,7 +453,7 @@ class ExhaustingMixture(_Mixture):
             ahead.input.move(own)
             ahead.forget()
         self._moved(step)
-        self._is_over, self._phase = list(map(bool, over)), None
+        self._is_over, self._phase, self._earlier = list(map(bool, over)), None, None
         if begun:
             start, *drawn = begun
             _, here = self._mixing.changes_before(start + 1)[-1]

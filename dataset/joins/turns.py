@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
+from millstream.core.closing import close_each
 from millstream.core.signals import is_from_signal_handler
 from millstream.dataset.iterators.inputs import Input, JoinedInput, SingleInput
 from millstream.dataset.stream_steps import Join, OpenBelow, StreamStep, as_stream, step_of
@@ -168,24 +169,20 @@ class _InputsInTurn(JoinedInput):
                     slot.input = self._opened(self._datasets[number], number)
                     slot.input.move(saved)
         except BaseException:
-            for slot in slots:
-                if slot.input is not None:
-                    slot.input.close()
+            close_each(slot.input for slot in slots if slot.input is not None)
             raise
         for _, replaced in self.below():
             self.keep_measurements(replaced)
-        self._close_all()
+        close_each(self.open_inputs())
+        self._early.clear()
         self._slots, self._next, self._turn, self._ready = slots, following, turn, 0
         # A state of a closed iterator may have slots in which no dataset was opened yet.
         self.step, self._is_begun, self.is_prefetching = step, False, False
+        self._check_open()
 
     def start_prefetch(self) -> None:
         self._begin()
         super().start_prefetch()
-
-    def close(self) -> None:
-        self.is_closed = True
-        self._close_all()
 
     def _begin(self) -> None:
         if not self._is_begun and not self.is_closed:
@@ -208,6 +205,7 @@ class _InputsInTurn(JoinedInput):
         if ended is not None:
             self.keep_measurements(ended)
             ended.close()
+        self._check_open()
 
     def _following(self) -> tuple[int, Input | None]:
         """Returns the number and the input of the next dataset; the last number and None if there are no more."""
@@ -236,7 +234,14 @@ class _InputsInTurn(JoinedInput):
                     raise
                 # Its error comes at its turn.
                 return
+            self._check_open()
             number += 1
+
+    def _check_open(self) -> None:
+        """Closes what was opened while another thread has closed all others, and raises ValueError."""
+        if self.is_closed:
+            self.close()
+            raise ValueError("The streams of this iterator are closed. Call iter(dataset) for a new one.")
 
     def _opened(self, dataset: Any, number: int) -> Input:
         opened = self._open_below(self._step_of(dataset, number))
@@ -247,12 +252,6 @@ class _InputsInTurn(JoinedInput):
     def _step_of(self, dataset: Any, number: int) -> StreamStep:
         """Returns the step of a member, which is a step, or a dataset if it is an element of a MapDataset."""
         return dataset if isinstance(dataset, StreamStep) else step_of(as_stream(dataset, f"datasets[{number}]"))
-
-    def _close_all(self) -> None:
-        early, self._early = self._early, {}
-        for one in [*early.values(), *(slot.input for slot in self._slots)]:
-            if one is not None:
-                one.close()
 
 
 @final
@@ -282,23 +281,20 @@ class _RepeatedInput(SingleInput):
         self._num_epochs = num_epochs
         self._epoch = 0
         self._beginning = one.position()
-        # True until this epoch yields an element. An epoch that yields nothing is the last.
-        self._is_empty = True
+        # The number of elements before this epoch. An epoch that yields nothing is the last.
+        self._begin = 0
 
     def fetch(self, limit: int) -> Lack | None:
         while (lack := self.one.fetch(limit)) is END:
-            if self._is_empty or (self._num_epochs is not None and self._epoch + 1 >= self._num_epochs):
+            if self.step == self._begin or (self._num_epochs is not None and self._epoch + 1 >= self._num_epochs):
                 return END
             self.one.move(self._beginning)
-            self._epoch, self._is_empty = self._epoch + 1, True
+            self._epoch, self._begin = self._epoch + 1, self.step
         return lack
 
-    def take(self, count: int) -> list[Any]:
-        self._is_empty = False
-        return super().take(count)
-
     def position(self, back: int = 0) -> SavedPosition:
-        return SavedPosition((_REPEATED, self.step - back, self._epoch, self._is_empty, self.one.position(back)))
+        step = self.step - back
+        return SavedPosition((_REPEATED, step, self._epoch, step == self._begin, self.one.position(back)))
 
     def move(self, position: Any) -> None:
         step, epoch, is_empty, saved = values_of(position, _REPEATED, is_number, is_number, is_flag, is_anything)
@@ -308,4 +304,4 @@ class _RepeatedInput(SingleInput):
                 "it at least as often as the saved stream."
             )
         self.one.move(saved)
-        self.step, self._epoch, self._is_empty = step, epoch, is_empty
+        self.step, self._epoch, self._begin = step, epoch, step if is_empty else -1

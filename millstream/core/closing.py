@@ -1,8 +1,10 @@
 """The protocol of objects that must be closed."""
 
 import abc
+import contextlib
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 
 class Closing(abc.ABC):
@@ -19,3 +21,14 @@ class Closing(abc.ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+def close_each(resources: Iterable[_Closable]) -> None:
+    """Closes all resources. If some raise an error, the others are closed, and one of the errors is raised then."""
+    with contextlib.ExitStack() as stack:
+        for resource in resources:
+            stack.callback(resource.close)

@@ -11,10 +11,10 @@ from hypothesis import strategies
 
 import millstream
 from millstream import IterDataset, MapDataset, experimental
-from millstream.dataset.iterators.chain_iterator import ReadIterator
 from millstream.dataset.iterators.fed_iterator import Drawing
 from millstream.dataset.iterators.inputs import Input
 from millstream.dataset.iterators.join_iterator import JoinIterator
+from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.elements import END, Elements
 
 
@@ -132,12 +132,13 @@ def test_the_position_before_each_taken_element_is_known(
     alone, run = singly.join, together.join
     while has_more(run, limit):
         values = run.take(count := min(limit, run.num_ready()))
-        positions = []
+        assert has_elements(alone, 1)
+        positions = [alone.position()]
         for value in values:
             assert has_elements(alone, 1)
             assert alone.take(1) == [value]
             positions.append(alone.position())
-        assert [run.position(back) for back in reversed(range(count))] == positions
+        assert [run.position(back) for back in range(count, -1, -1)] == positions
 
 
 def has_elements(join: Input, limit: int) -> bool:
@@ -193,13 +194,13 @@ def test_a_batch_of_a_mixture_takes_from_each_chain_in_runs(stop: Any, monkeypat
     chains = [MapDataset.range(100_000).repeat().to_iter_dataset(options).filter(is_any) for _ in range(3)]
     mixed = IterDataset.mix(chains, [3, 2, 1], stop=stop)
     counts: list[int] = []
-    take = ReadIterator.take
+    take = DataLoaderIterator.take
 
-    def counted(self: ReadIterator, count: int) -> list[Any]:
+    def counted(self: DataLoaderIterator, count: int) -> list[Any]:
         counts.append(count)
         return take(self, count)
 
-    monkeypatch.setattr(ReadIterator, "take", counted)
+    monkeypatch.setattr(DataLoaderIterator, "take", counted)
     with iter(mixed.batch(512)) as iterator:
         for _ in range(8):
             next(iterator)

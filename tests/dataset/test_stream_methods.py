@@ -6,6 +6,7 @@ Each method alone, with threads and without, is a part of the random streams of 
 import collections
 import itertools
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -258,3 +259,85 @@ def test_what_a_join_yields_is_the_trainers(name: str) -> None:
     for element in OWNED[name](MapDataset.source(kept).to_iter_dataset(INLINE)):
         np.add(element, 1, out=element)
     assert not any(array.any() for array in kept)
+
+
+class Closed(IterDataset[int]):
+    """Numbers whose iterators write down that they are closed, or fail instead."""
+
+    def __init__(self, closed: list[str], name: str, fails: bool = False) -> None:
+        super().__init__()
+        self.closed, self.name, self.fails = closed, name, fails
+
+    def __iter__(self) -> DatasetIterator[int]:
+        return ClosedIterator(self)
+
+
+class ClosedIterator(DatasetIterator[int]):
+    """Yields numbers from 0 without end."""
+
+    def __init__(self, dataset: Closed) -> None:
+        super().__init__()
+        self.dataset, self.number = dataset, -1
+
+    def __next__(self) -> int:
+        assert self.dataset.name not in self.dataset.closed
+        self.number += 1
+        return self.number
+
+    def get_state(self) -> Any:
+        return self.number
+
+    def set_state(self, state: Any) -> None:
+        self.number = state
+
+    def close(self) -> None:
+        if self.dataset.fails:
+            raise OSError("cannot be closed")
+        self.dataset.closed.append(self.dataset.name)
+
+
+JOINS: dict[str, Callable[[Any, Any], IterDataset[Any]]] = {
+    "mix": lambda one, two: IterDataset.mix([one, two]),
+    "mix, and drop those that end": lambda one, two: IterDataset.mix([one, two], stop="drop_exhausted"),
+    "zip": lambda one, two: one.zip(two),
+    "interleave": lambda one, two: IterDataset.interleave([one, two], cycle_length=2),
+    "interleave of a zip": lambda one, two: IterDataset.interleave([one.zip(one).take(8), two], cycle_length=2),
+}
+
+
+@pytest.mark.parametrize("name", JOINS)
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_all_streams_of_a_join_are_closed_whatever_one_raises(name: str, is_followed: bool) -> None:
+    """The error of a user's `close` comes once all others are closed: it leaves no thread and no worker."""
+    closed: list[str] = []
+    dataset = JOINS[name](Closed(closed, "one", fails=True), Closed(closed, "two"))
+    iterator = iter(dataset.map(repr) if is_followed else dataset)
+    next(iterator)
+    with pytest.raises(OSError, match="cannot be closed"):
+        iterator.close()
+    assert closed == ["two"]
+
+
+class OpenedSlowly(Closed):
+    """The same, of which another thread closes the join while an iterator of it is made."""
+
+    join: Any
+
+    def __iter__(self) -> DatasetIterator[int]:
+        closing = threading.Thread(target=self.join.close)
+        closing.start()
+        closing.join()
+        return ClosedIterator(self)
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_a_stream_that_is_opened_while_another_thread_closes_the_join_is_closed(is_followed: bool) -> None:
+    """Its `next` raises ValueError, as of any closed iterator, and draws nothing from the stream."""
+    closed: list[str] = []
+    late = OpenedSlowly(closed, "late")
+    dataset = MapDataset.range(2).to_iter_dataset(INLINE).concatenate(late)
+    late.join = iterator = iter(dataset.map(int) if is_followed else dataset)
+    assert [next(iterator), next(iterator)] == [0, 1]
+    with pytest.raises(ValueError, match="closed"):
+        next(iterator)
+    assert closed == ["late"]
