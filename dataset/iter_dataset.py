@@ -31,8 +31,7 @@ from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.foreign_iterators import checked_iterable, counted
 from millstream.dataset.joins.limits import Cache, Skip, Take
 from millstream.dataset.joins.mixing import Mix
-from millstream.dataset.joins.turns import Repeat, Turns
-from millstream.dataset.joins.zipping import Zip
+from millstream.dataset.joins.turns import Repeat, Turns, Zip
 from millstream.dataset.opening import first_element_of, opened
 from millstream.dataset.options import DatasetOptions, OptionArguments
 from millstream.dataset.stream_steps import (

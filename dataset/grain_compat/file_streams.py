@@ -52,12 +52,6 @@ class HFIterDataset(IterDataset[Any]):
 
     A state holds the dataset's own `state_dict`. Workers do not divide the stream: they run the operations after it.
 
-    Args:
-        hf_ds: a `datasets.IterableDataset`, or any other iterable.
-
-    Raises:
-        TypeError: it is not an iterable, or it is an iterator, which can be read only once.
-
     Examples:
         >>> rows = millstream.experimental.HFIterDataset([{"text": "a"}, {"text": "b"}])
         >>> list(rows.map(lambda row: row["text"]))

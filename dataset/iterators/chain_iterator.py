@@ -165,16 +165,12 @@ class ReadIterator(EngineIterator):
         self._running = running
         # True to raise AbsentElement for a missing element instead of skipping it.
         self.raises_absent = running.shared.raises_absent
-        pipelines = chain.pipelines(running.limits, running.tolerance, allows_none=allows_none)
-        self._sparse, self._whole = pipelines.sparse, pipelines.shown
+        self._pipelines = pipelines = chain.pipelines(running.limits, running.tolerance, allows_none=allows_none)
         # The last saved position, and its step; -1 if there is none.
         self._known = -1, SavedPosition()
-        self._has_dense = pipelines.dense is not None
         # Workers that several chains share have one plan per chain: the sparse one, which allows for missing elements.
-        self._is_dense = self._has_dense and running.shared.crew is None
-        # The same with `on_error="skip"` and without, so that a run that failed may resume with it.
-        self._described_pipeline = pipelines.described
-        kind, pipeline = "sparse", self._sparse
+        self._is_dense = pipelines.dense is not None and running.shared.crew is None
+        kind, pipeline = "sparse", pipelines.sparse
         if self._is_dense and self.raises_absent and pipelines.checked is not None:
             kind, pipeline = "checked", pipelines.checked
             # Each operation has a check after it.
@@ -191,25 +187,21 @@ class ReadIterator(EngineIterator):
     @functools.cached_property
     def _sparse_plan(self) -> Plan:
         """The sparse plan, compiled on request: most streams of an interleave end before it is needed."""
-        return self._chain.compiled(self._sparse, 0)
+        return self._chain.compiled(self._pipelines.sparse, 0)
 
     @functools.cached_property
     def _sparse_stream(self) -> Stream:
-        return self._chain.stream_of(self._sparse_plan, self._described_pipeline)
+        return self._chain.stream_of(self._sparse_plan, self._pipelines.described)
 
     @functools.cached_property
-    def _stream(self) -> Stream:
+    def _described(self) -> Stream:  # type: ignore[override]  # it is computed on request
         return dataclasses.replace(self._sparse_stream, one_to_one=False)
-
-    @property
-    def _described(self) -> Stream:  # type: ignore[override]  # it is read only
-        return self._stream
 
     @functools.cached_property
     def _dense_end(self) -> tuple[int, int] | None:
         """The number of positions, and of those that elements are made of if none is missing; None if some may be."""
-        length = self._stream.length
-        if not self._has_dense or length is None:
+        length = self._described.length
+        if self._pipelines.dense is None or length is None:
             return None
         return length, used_records(self._chain.operations, length)
 
@@ -256,7 +248,7 @@ class ReadIterator(EngineIterator):
 
     def _saved(self, step: int, cursor: SavedCursor) -> SavedPosition:
         # Most positions are at the beginning of a block.
-        rest = (cursor.is_final, self._stream.length, *cursor.skip) if cursor.is_final or any(cursor.skip) else ()
+        rest = (cursor.is_final, self._described.length, *cursor.skip) if cursor.is_final or any(cursor.skip) else ()
         return SavedPosition((self._number, step, cursor.position, *rest))
 
     def _move_to(self, position: Any, stream: Stream | None = None) -> None:
@@ -270,8 +262,8 @@ class ReadIterator(EngineIterator):
             raise wrong_kind(STRAIGHT, position)
         try:
             number, step, start, *rest = position
-            is_final, length, *skip = rest or (False, self._stream.length, *(0,) * self._num_skips)
-            stream = dataclasses.replace(self._stream, length=length)
+            is_final, length, *skip = rest or (False, self._described.length, *(0,) * self._num_skips)
+            stream = dataclasses.replace(self._described, length=length)
             return number, LoaderState(step, (SavedCursor.of((start, is_final, *skip)),), stream)
         except (ValueError, TypeError) as error:
             raise unreadable(str(error)) from error
@@ -296,19 +288,19 @@ class ReadIterator(EngineIterator):
 
     def trace(self) -> "Trace":
         try:
-            return self.insight.trace(self._whole)
+            return self.insight.trace(self._pipelines.shown)
         except AbsentElement:
-            return self.insight.trace(self._sparse)
+            return self.insight.trace(self._pipelines.sparse)
 
     def _preview_options(self) -> dict[str, Any]:
         *nodes, first = self._node.line()
         (source, *_) = first.sources or (None,)
         is_batched = any(isinstance(node, Batched) for node in nodes)
-        return {"is_batched": is_batched, "pipeline": self._sparse, "source": source}
+        return {"is_batched": is_batched, "pipeline": self._pipelines.sparse, "source": source}
 
     @functools.cached_property
     def _number(self) -> int:
-        return fingerprint_number(self._stream)
+        return fingerprint_number(self._described)
 
     def _move(self, saved: LoaderState) -> None:
         self._known = -1, SavedPosition()
@@ -319,7 +311,7 @@ class ReadIterator(EngineIterator):
         self._was_sought = False
 
     def _state(self) -> LoaderState:
-        return self._with_skip(self._inner.loader_state(), self._stream, self._num_skips)
+        return self._with_skip(self._inner.loader_state(), self._described, self._num_skips)
 
     def _fits_dense(self, saved: LoaderState) -> bool:
         """Returns True if a position is between two blocks of the dense plan, with no missing element before it."""
@@ -344,7 +336,7 @@ class ReadIterator(EngineIterator):
 
     def _use_sparse(self, saved: LoaderState) -> None:
         """Changes to the sparse plan at a position of this stream. This iterator changes only when that succeeds."""
-        execution = self._running.execution("sparse", self._sparse, CHAIN, chain=self._chain)
+        execution = self._running.execution("sparse", self._pipelines.sparse, CHAIN, chain=self._chain)
         stream = self._sparse_stream
         inner = DataLoaderIterator.of(execution, stream)
         inner.resume(saved._replace(stream=stream))

@@ -273,22 +273,6 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
             raise ValueError(f"Trying to {tried} a closed iterator. Call iter(dataset) for a new one.")
 
 
-def position_of(iterator: DatasetIterator[Any]) -> SavedPosition | UsersState:
-    """Returns the position of an iterator, for code that draws from it."""
-    return iterator._position_here()  # noqa: SLF001  (of the class above)
-
-
-def move_to(iterator: DatasetIterator[Any], position: Any) -> None:
-    """Moves an iterator to a position that `position_of` returned, also after JSON."""
-    iterator._move_to(position)  # noqa: SLF001  (of the class above)
-
-
-def drawn_from(iterator: DatasetIterator[Any], count: int) -> Drawn[Any]:
-    """Returns the next `count` elements of an iterator, fewer if it ends or fails."""
-    # `next` takes a third of the time of a run of one.
-    return iterator._draw_run(count) if count > 1 else listed(iterator, count, [])  # noqa: SLF001  (as above)
-
-
 def call_if_possible(iterator: object, name: str) -> None:
     """Calls a method of any iterator if it has one of this name."""
     method = getattr(iterator, name, None)

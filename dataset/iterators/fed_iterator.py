@@ -61,12 +61,7 @@ _KIND = "a chain after a stream"
 class FedIterator(EngineIterator):
     """Yields the results of operations on the elements of a stream, of which each block has `block`."""
 
-    def __init__(
-        self,
-        stream: Input,
-        chain: FixedChain,
-        running: Running,
-    ) -> None:
+    def __init__(self, stream: Input, chain: FixedChain, running: Running) -> None:
         super().__init__(stream)
         stream.for_operations()
         operations = chain.operations
@@ -82,17 +77,13 @@ class FedIterator(EngineIterator):
         self._reads_ahead = bool(running.workers.num_workers) or running.reading.reads_ahead
         self._execution = running.execution("fed", pipeline, FED_CHAIN, self._feed)
         self._execution.insight.streams = functools.partial(insights_below, stream)
-        self.description = stream_of(self._execution.plan, fingerprint)
+        self._described = self.description = stream_of(self._execution.plan, fingerprint)
         self._inner = DataLoaderIterator.of(self._execution, self.description)
         self._number = fingerprint_number(self.description)
 
     @property
     def engine(self) -> tuple[Execution, DataLoaderIterator]:
         return self._execution, self._inner
-
-    @property
-    def _described(self) -> Stream:  # type: ignore[override]  # it is read only
-        return self.description
 
     def position(self, back: int = 0) -> SavedPosition:
         """Returns an earlier position of the stream, and the progress of the operations since then."""
@@ -125,20 +116,18 @@ class FedIterator(EngineIterator):
         except (ValueError, TypeError) as error:
             raise unreadable(str(error)) from error
         before = self._inner.loader_state()
-        self._inner.resume(check_resumable(number, saved, before, stream))
+        resumable = check_resumable(number, saved, before, stream)
+        if block > saved.cursors[0].position // self.block:
+            raise CheckpointError(
+                "Cannot read the state: its stream is ahead of it. Pass a result of get_state(), unchanged."
+            )
+        self._inner.resume(resumable)
         try:
-            self._check_block(block, saved)
             self._feed.restore(block, below)
         except BaseException:
             self._inner.resume(before)
             raise
         return int(block)
-
-    def _check_block(self, block: int, saved: LoaderState) -> None:
-        if block > saved.cursors[0].position // self.block:
-            raise CheckpointError(
-                "Cannot read the state: its stream is ahead of it. Pass a result of get_state(), unchanged."
-            )
 
     def start_prefetch(self) -> None:
         """Starts prefetching here, or in the streams below if nothing prefetches here."""

@@ -20,7 +20,6 @@ from millstream.dataset.iterators.dataset_iterator import (
     call_if_possible,
     listed,
 )
-from millstream.dataset.iterators.inputs import OwnInput
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import accept
 from millstream.loader.checkpoints.description import Description
@@ -52,8 +51,14 @@ class ForeignHolder(DatasetIterator[T_co]):
     in `Exclusive`: either `close` sees the call, or the call sees that the iterator is closed.
     """
 
+    name: str
+    """The description of the user's object."""
     _iterator: Any = None
     _is_used = False
+
+    @property
+    def _class_name(self) -> str:
+        return self.name
 
     def _use(self, work: Callable[[], Any]) -> Any:
         self._is_used = True
@@ -134,10 +139,6 @@ class CountedIterator(ForeignHolder[Any], SavingIterator[Any]):
         self._has_failed = False
 
     @property
-    def _class_name(self) -> str:
-        return self.name
-
-    @property
     def step(self) -> int:
         return self._count
 
@@ -212,14 +213,14 @@ def checked_iterable(iterable: Any) -> Any:
 
 def iterator_of_iterable(
     iterable: Any, name: str, describe: Callable[[], dict[str, dict[str, str]]]
-) -> DatasetIterator[Any] | OwnInput:
+) -> DatasetIterator[Any]:
     """Returns a new iterator, resumed by states of the iterable if it has them, and otherwise by drawing again."""
     begin: Callable[[], Iterator[Any]] = functools.partial(_begun, iterable)
     if is_held(iterable) and (reader := HeldRecords(iterable)).copies:
         # As for every source in memory: operations may change what they get.
         begin = functools.partial(map, own, reader.records)
     if _has_states(iterable) or _has_states(first := begin()):
-        return OwnInput(_StatefulIterator(iterable, name))
+        return _StatefulIterator(iterable, name)
     return CountedIterator(f"IterDataset.source({name})", describe(), begin, first)
 
 

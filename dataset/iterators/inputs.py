@@ -26,9 +26,6 @@ from millstream.core.signals import interrupts
 from millstream.dataset.iterators.dataset_iterator import (
     DatasetIterator,
     call_if_possible,
-    drawn_from,
-    move_to,
-    position_of,
 )
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.loader import reporting
@@ -177,7 +174,7 @@ class OwnInput(Input):
     def _draw(self, count: int) -> None:
         missing = count - len(self._values)
         if missing > 0 and not self._is_over:
-            drawn = drawn_from(self.iterator, missing)
+            drawn = self.iterator._draw_run(missing)  # noqa: SLF001  (of every iterator)
             self._values += drawn.values
             self._error, self._is_over = drawn.error, len(drawn.values) < missing
 
@@ -188,11 +185,11 @@ class OwnInput(Input):
     def position(self, back: int = 0) -> Any:
         if back:
             raise PassedError
-        return position_of(self.iterator)
+        return self.iterator._position_here()  # noqa: SLF001  (of every iterator)
 
     def move(self, position: Any) -> None:
         self._forget()
-        move_to(self.iterator, position)
+        self.iterator._move_to(position)  # noqa: SLF001  (of every iterator)
 
     def for_operations(self) -> None:
         self._fetches_runs = True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from millstream.core.signals import interrupts
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator, SavingIterator
-from millstream.dataset.iterators.inputs import Input, JoinInsight, OwnInput, PassedError
+from millstream.dataset.iterators.inputs import Input, JoinInsight, OwnInput, PassedError, input_of
 from millstream.loader.checkpoints.checkpointable import Exclusive
 from millstream.loader.checkpoints.envelope import SavedPosition
 from millstream.loader.checkpoints.state import Stream
@@ -265,8 +265,8 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
 
 def iterator_of(stream: DatasetIterator[Any] | Input) -> DatasetIterator[Any]:
     """Returns the iterator of a stream that was opened."""
-    if isinstance(stream, DatasetIterator):
+    if isinstance(stream, OwnInput):
+        stream = stream.iterator
+    if isinstance(stream, DatasetIterator) and stream._recovers:  # noqa: SLF001  (of every iterator)
         return stream
-    if isinstance(stream, OwnInput) and stream.iterator._recovers:  # noqa: SLF001  (of every iterator)
-        return stream.iterator
-    return JoinIterator(stream)
+    return JoinIterator(input_of(stream))

@@ -137,7 +137,7 @@ def _following(node: Node, operation: Transformation) -> Node | None:
     """Returns the node of a stream's operation; None if it is not 1:1, or counts other positions."""
     if isinstance(operation, Map):
         return Mapped(node, operation)
-    if isinstance(node, _WholeBatches) or (isinstance(node, Mapped) and _has_batches(node)):
+    if any(isinstance(one, _WholeBatches) for one in node.line()):
         # The index of a batch in a stream is that of its first element.
         return None
     if isinstance(operation, SeededRandomMap):
@@ -145,12 +145,6 @@ def _following(node: Node, operation: Transformation) -> Node | None:
     if isinstance(operation, MapWithIndex):
         return MappedWithIndex(node, operation)
     return _WholeBatches(node, operation) if isinstance(operation, Batch) else None
-
-
-def _has_batches(node: Node) -> bool:
-    while isinstance(node, Mapped):
-        node = node.parent
-    return isinstance(node, _WholeBatches)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -218,7 +212,7 @@ class MixtureIterator(EngineIterator):
         inputs_have_workers: bool,
     ) -> None:
         super().__init__(fed)
-        self._fed = fed
+        self._fed, self._described = fed, fed.description
         self._stream = stream
         parents, maps = shared_maps(mixed.above)
         self._mixed = Mixed(parents, mixed.mixing)
@@ -231,10 +225,6 @@ class MixtureIterator(EngineIterator):
         self._known: tuple[Any, SavedPosition] = None, SavedPosition()
         self._begin, self._lead, self._mixed_from = 0, (0,) * len(parents), self._mixed
         self._execution, self._inner = self._engine_of(self._mixed)
-
-    @property
-    def _described(self) -> Stream:  # type: ignore[override]  # it is read only
-        return self._fed.description
 
     def position(self, back: int = 0) -> SavedPosition:
         if not self._is_random:
