@@ -16,6 +16,7 @@ import griffe
 import pytest
 
 import millstream
+from millstream.dataset.grain_compat import streams
 from support.processes.worker_pools import python
 
 ROOT = Path(__file__).parents[1]
@@ -78,7 +79,7 @@ def described_parameters(value: Any) -> set[str]:
     Classes that share a constructor share its docstring.
     """
     texts = [value.__doc__, getattr(value, "__init__").__doc__ if inspect.isclass(value) else None]  # noqa: B009
-    return {
+    described = {
         item.name.lstrip("*")
         for text in texts
         for section in griffe.Docstring(inspect.cleandoc(text or "")).parse("google", warnings=False)
@@ -86,6 +87,21 @@ def described_parameters(value: Any) -> set[str]:
         for item in section.value
         if item.description
     }
+    return described | described_by_methods(texts) if value.__module__ == streams.__name__ else described
+
+
+def described_by_methods(texts: list[str | None]) -> set[str]:
+    """Returns the parameters of a name of Grain's that the method that it is describes, or its text; and the parents.
+
+    The docstring of the module says what these are.
+    """
+    text = " ".join(text.partition("Examples:")[0] for text in texts if text)
+    owners = (millstream.IterDataset, millstream.MapDataset, millstream)
+    methods = [
+        getattr(owner, name) for name in re.findall(r"(\w+)\(", text) for owner in owners if hasattr(owner, name)
+    ]
+    named = {"parent", "parents", *re.findall(r"`(\w+)`", text)}
+    return named.union(*map(described_parameters, methods))
 
 
 def undescribed_parameters(value: Any) -> set[str]:
