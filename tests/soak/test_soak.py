@@ -18,6 +18,9 @@ from support.processes.worker_pools import environment
 
 pytestmark = pytest.mark.slow
 
+LIMIT_SECONDS = 3 * WAIT_SECONDS
+"""The time limit of each life, however busy the machine is."""
+
 
 def kinds_in(sampler: Any) -> Iterator[type]:
     """Yields the class of a sampler and the classes of those inside it, with their base classes."""
@@ -34,7 +37,7 @@ def soaked(*arguments: str) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         text=True,
         check=False,
-        timeout=4 * WAIT_SECONDS,
+        timeout=9 * WAIT_SECONDS,
     )
     return done.returncode, done.stdout
 
@@ -59,8 +62,8 @@ def test_every_course_can_begin() -> None:
 @pytest.mark.parametrize(
     ("broken", "limit", "words"),
     [
-        ("leak", 60.0, "has left behind: 1 descriptors"),
-        ("memory", 60.0, "memory grows"),
+        ("leak", LIMIT_SECONDS, "has left behind: 1 descriptors"),
+        ("memory", LIMIT_SECONDS, "memory grows"),
         ("hang", 2.0, "took more than 2 s"),
     ],
 )
@@ -72,7 +75,7 @@ def test_what_is_broken_is_found(broken: str, limit: float, words: str) -> None:
 
 def test_a_trial_that_failed_is_repeated_by_its_command() -> None:
     """A wrong batch fails a trial, and so it does in the command that is printed."""
-    how = ["--broken=stream", "--limit=60"]
+    how = ["--broken=stream", f"--limit={LIMIT_SECONDS}"]
     status, printed = soaked("--minutes=0.0001", "--first-seed=321", *how)
     assert (status, "another batch at step" in printed) == (1, True), printed
     seed = re.search(r"make soak SEED=(\d+)", printed)
@@ -84,7 +87,7 @@ def test_a_trial_that_failed_is_repeated_by_its_command() -> None:
 @pytest.mark.parametrize(("fault", "times"), [(KilledWorkers, 5), (StoppedWorkers, 3), (KilledForkServer, 3)])
 def test_whatever_happens_to_workers_and_trainers_the_stream_is_the_oracles(fault: type[Fault], times: int) -> None:
     """Each trainer resumes where the one before saved, and moves; workers are killed or stopped; no batch differs."""
-    soak = Soak(60.0, "", fault.name)
+    soak = Soak(LIMIT_SECONDS, "", fault.name)
     soak.trial(56)
     assert soak.seen[fault.name] >= times
     assert soak.seen["killed trainer"] >= 1

@@ -157,6 +157,7 @@ def test_shared_memory_of_the_user_survives_the_workers() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "still there\n", "")
 
 
+@pytest.mark.usefixtures("one_batch_a_call")
 @pytest.mark.parametrize("fault", ["session", "daemon"])
 def test_children_of_user_code_in_sessions_of_their_own(fault: str, tmp_path: Path) -> None:
     """Processes that a worker has started end with it, even in a session of their own or without a parent."""
