@@ -35,7 +35,7 @@ class Spend:
     """Returns what it is called with, having spent some seconds. A process that it is sent to gets the clock too.
 
     Args:
-        seconds: how many, for each call.
+        seconds: how many, for each call: a few powers of two, so that sums are exact in any order of tests.
     """
 
     def __init__(self, seconds: float) -> None:
