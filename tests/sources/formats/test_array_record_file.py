@@ -70,6 +70,7 @@ def set_costs(monkeypatch: pytest.MonkeyPatch, batched_read: float, fast_record:
     """Sets the costs that are assumed for the two ways to read."""
     monkeypatch.setattr(array_record, "_BATCHED_READ_SECONDS", batched_read)
     monkeypatch.setattr(array_record, "_BATCHED_READ_SECONDS_PER_RECORD_IN_FILE", 0.0)
+    monkeypatch.setattr(array_record, "_BATCHED_READ_SECONDS_PER_THREAD", 0.0)
     monkeypatch.setattr(array_record, "_FAST_RECORD_SECONDS", fast_record)
 
 
@@ -93,6 +94,17 @@ def test_records_come_in_order_whenever_they_turn_slow(
     one_by_one = [call for call in reader.calls if len(call) == 2]
     assert len(one_by_one) == min(slow_from, len(positions))
     assert len(reader.calls) - len(one_by_one) == (len(one_by_one) < len(positions))
+
+
+@pytest.mark.parametrize("num_records", range(1, 12))
+def test_a_batched_read_costs_less_than_it_saves(path: str, num_records: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If each record loses a second, one for 2.5 s comes after 3 records, if 4 more are left: it waits for one."""
+    set_costs(monkeypatch, batched_read=2.5, fast_record=-1.0)
+    reader = Reader(path, "")
+    positions = list(range(num_records))
+    open_array_record(lambda *_: reader, path, {}, path).read(positions, positions)
+    batched = [call for call in reader.calls if len(call) == 1]
+    assert batched == ([(positions[3:],)] if num_records >= 7 else [])
 
 
 @pytest.mark.parametrize("reader_class", [EndsEarly, Stumbles])
