@@ -130,18 +130,27 @@ class ReaderThreads:
         """Runs work, and returns its result and the seconds that it would take alone.
 
         If it raises, the result is that of `failed`.
-
-        The more threads work, the longer each waits for the interpreter's lock and for a core. This wait is not a
-        property of the work. Only time beyond the processor time of all threads, one after another, is a wait for
-        something else, such as a disk or network.
         """
         start, start_work = time.perf_counter(), time.thread_time()
         try:
             result = work()
         except BaseException as error:  # noqa: BLE001  (the consumer gets any error)
             result = failed(error)
+        return result, self.seconds_alone(start, start_work)
+
+    def seconds_alone(self, start: float, start_work: float) -> float:
+        """Returns the seconds that this thread would have taken alone since it read two clocks.
+
+        The more threads work, the longer each waits for the interpreter's lock and for a core. This wait is not a
+        property of the work. Only time beyond the processor time of all threads, one after another, is a wait for
+        something else, such as a disk or network.
+
+        Args:
+            start: the time of `time.perf_counter`.
+            start_work: the time of `time.thread_time`.
+        """
         seconds, working = time.perf_counter() - start, time.thread_time() - start_work
-        return result, working + max(0.0, seconds - working * max(1, len(self._busy)))
+        return working + max(0.0, seconds - working * max(1, len(self._busy)))
 
     def stop(self) -> None:
         """Ends the threads after their current jobs, and drops the others. Idempotent.

@@ -21,10 +21,12 @@ from millstream.loader.engine.policy import (
 )
 from millstream.loader.pipeline.calls import BlockCall
 from millstream.loader.pipeline.elements import Elements, Origins
-from millstream.loader.threads import shared_threads
+from millstream.loader.threads import shared_threads, shared_work
 from millstream.loader.threads.options import ReadOptions
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.shared_threads import MAX_SHARED_THREADS, Concurrency, SharedThreads
+from millstream.loader.threads.shared_work import RecordTime, SharedWork
+from millstream.sources.reads import read_all
 
 MOST = 16
 
@@ -154,6 +156,29 @@ def test_surplus_readers_end_without_another_job(are_busy: bool) -> None:
     readers.stop()
     readers.join(60)
     assert {thread.is_alive() for thread in threads} == {False}
+
+
+@pytest.mark.parametrize(("num_busy", "is_shared"), [(1, True), (1000, False)])
+def test_reads_that_waited_for_other_threads_are_not_shared(*, num_busy: int, is_shared: bool) -> None:
+    """Time in which other threads compute is not that of a read. Reads that take long alone are shared."""
+    readers = ReaderThreads(2)
+    readers._busy.update(range(num_busy))
+
+    def wait_for_a_thread_that_computes() -> None:
+        def compute() -> None:
+            end = time.perf_counter() + 2 * shared_work.MIN_SHARED_SECONDS
+            while time.perf_counter() < end:
+                pass
+
+        computing = threading.Thread(target=compute)
+        computing.start()
+        computing.join(60)
+
+    with SharedWork(readers, RecordTime()).for_sources():
+        read_all([wait_for_a_thread_that_computes, list, list])
+    assert bool(readers._started) == is_shared
+    readers.stop()
+    readers.join(60)
 
 
 def call_size(*operations: millstream.transforms.Transformation) -> CallSize:
