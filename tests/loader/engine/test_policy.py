@@ -209,7 +209,7 @@ def test_reads_in_flight_are_compared_by_the_calls_that_they_begin(
             heapq.heappush(in_flight, now + latency * rng.uniform(0.8, 1.2))
         before, number, now = now, reads.number, heapq.heappop(in_flight)
         share_of_all += (now - before) / 60.0 * (number == 16)
-        reads.waited(now - before)
+        reads.waited += now - before
         reads.record(num_blocks, latency, latency)
         reads.delivered(now, num_workers)
     assert share_of_all > 0.8
