@@ -172,7 +172,11 @@ def create_arena_file(num_bytes: int) -> int:
     On Linux the size is sealed, so a faulty worker cannot truncate memory that the parent reads.
     """
     descriptor = create_anonymous_file("millstream-arena")
-    os.ftruncate(descriptor, num_bytes)
+    try:
+        os.ftruncate(descriptor, num_bytes)
+    except BaseException:  # A limit of file sizes, or a signal handler.
+        os.close(descriptor)
+        raise
     import fcntl  # noqa: PLC0415  (lazy: only creating an arena needs it)
 
     with contextlib.suppress(AttributeError, OSError):  # A temporary file has no seals.

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import itertools
 import os
+import resource
 import sys
 import threading
 from typing import Any
@@ -31,6 +32,7 @@ from millstream.loader.transport.arena import (
 )
 from millstream.loader.transport.payload import pack, release, unpack
 from millstream.loader.transport.pickling import ClassTable
+from support.faults.memory_limits import limited
 from support.processes.arena_pairs import (
     address,
     arena_file,
@@ -40,6 +42,7 @@ from support.processes.arena_pairs import (
     run_of,
     watched_arenas,
 )
+from support.processes.process_tree import open_descriptors
 from support.processes.worker_pools import in_background
 
 # Workers cannot import the modules of tests.
@@ -276,6 +279,14 @@ def test_the_size_of_an_arena_is_sealed() -> None:
         with pytest.raises(PermissionError):
             os.ftruncate(descriptor, size)
     os.close(descriptor)
+
+
+def test_an_arena_that_a_limit_forbids_leaves_no_descriptor() -> None:
+    """A file that may not be as large as asked is closed again: its error costs no descriptor."""
+    descriptors = open_descriptors()
+    with limited(resource.RLIMIT_FSIZE, 1 << 20), pytest.raises(OSError, match="File too large"):
+        create_arena_file(1 << 21)
+    assert open_descriptors() == descriptors
 
 
 def test_a_few_kept_bytes_pin_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
