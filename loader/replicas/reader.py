@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -24,7 +24,6 @@ from millstream.loader.measuring import ExecutorStatus
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.failing_records import FailuresByShard, FailuresOfPass
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.processes.process_control import is_of_own_user
 from millstream.loader.replicas.messages import (
     INLINE_BYTES,
@@ -38,7 +37,7 @@ from millstream.loader.replicas.messages import (
     dumped,
 )
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
-from millstream.loader.transport.arena import create_anonymous_file
+from millstream.loader.transport.pipeline_file import laid_out, write_chunks
 
 AHEAD = 2
 """The number of outputs that the reader computes before the first member asks for them."""
@@ -360,18 +359,15 @@ class Reader:
         self._forget()
 
     def _entry_of(self, outputs: Outputs, failures: FailuresOfPass | None) -> _Entry:
-        chunks = [memoryview(chunk) for chunk in dumped(outputs, self._plan)]
-        starts = [0]
-        for chunk in chunks:
-            starts.append(-(-(starts[-1] + chunk.nbytes) // ALIGNMENT) * ALIGNMENT)
-        total, descriptor, content = starts.pop(), None, None
-        if total > INLINE_BYTES or len(chunks) > 1:
-            descriptor = _written(chunks, starts, total)
+        buffers = [memoryview(buffer) for buffer in dumped(outputs, self._plan)]
+        chunks, spans = laid_out(buffers)
+        total, descriptor, content = sum(chunk.nbytes for chunk in chunks), None, None
+        if total > INLINE_BYTES or len(buffers) > 1:
+            descriptor = write_chunks(chunks)
         else:
-            content = bytes(chunks[0])
-        spans = tuple((start, chunk.nbytes) for start, chunk in zip(starts, chunks, strict=True))
+            content = bytes(buffers[0])
         is_limit = failures is not None and outputs.error is not None and failures.error is outputs.error
-        message = pickle.dumps(Published(total, spans, self._fresh, is_limit, content))
+        message = pickle.dumps(Published(total, tuple(spans), self._fresh, is_limit, content))
         # The positions need only the number of values.
         count = len(outputs.values)
         outputs.values = [None] * count
@@ -420,21 +416,6 @@ class Reader:
         if member in self._members:
             self._members.remove(member)
             member.connection.close()
-
-
-def _written(chunks: Sequence[memoryview], starts: Sequence[int], total: int) -> int:
-    """Returns the descriptor of anonymous memory with chunks at the given offsets."""
-    descriptor = create_anonymous_file("millstream-shared")
-    try:
-        for chunk, start in zip(chunks, starts, strict=True):
-            flat, done = chunk.cast("B") if chunk.nbytes else chunk, 0
-            while done < chunk.nbytes:
-                done += os.pwrite(descriptor, flat[done:], start + done)
-        os.ftruncate(descriptor, total)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _close_all(*sockets: socket.socket) -> None:

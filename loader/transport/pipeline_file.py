@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias, final
 from millstream.core.signals import is_from_signal_handler
 from millstream.core.warn import log_warning
 from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.arena import create_arena_file
 from millstream.loader.transport.array_pickles import MappedFiles
 from millstream.loader.transport.pickling import BinaryFile, BufferCallback, ClassTable, ValuePickler, taking_out
@@ -112,13 +113,21 @@ def pack_pipelines(
 ) -> tuple[list[memoryview], PipelineFile, ClassTable]:
     """Returns the content of the pipeline file in chunks, its layout, and the classes that cross by value."""
     pickled, large, classes = pickle_pipelines(pipelines, worker_init_fn)
-    chunks, buffers, end = [pickled], [], pickled.nbytes
-    for raw in large:
-        start = -(-end // 64) * 64
-        chunks += [memoryview(bytes(start - end)), raw]
-        buffers.append((start, raw.nbytes))
-        end = start + raw.nbytes
-    return chunks, PipelineFile(len(pickled), tuple(buffers), end, _modules_in(pickled)), classes
+    chunks, (_, *buffers) = laid_out([pickled, *large])
+    num_bytes = sum(chunk.nbytes for chunk in chunks)
+    return chunks, PipelineFile(len(pickled), tuple(buffers), num_bytes, _modules_in(pickled)), classes
+
+
+def laid_out(buffers: Iterable[memoryview]) -> tuple[list[memoryview], list[tuple[int, int]]]:
+    """Returns the chunks of a file with aligned buffers, and the offset and the length of each buffer."""
+    chunks: list[memoryview] = []
+    spans, end = [], 0
+    for buffer in buffers:
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        chunks += [memoryview(bytes(start - end)), buffer]
+        spans.append((start, buffer.nbytes))
+        end = start + buffer.nbytes
+    return chunks, spans
 
 
 def write_chunks(chunks: Sequence[memoryview]) -> int:
