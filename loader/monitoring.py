@@ -316,7 +316,7 @@ def _snapshot() -> dict[str, Any]:
         "format": FORMAT,
         "pid": os.getpid(),
         "command": sys.orig_argv,
-        "process": _report(os.getpid()),
+        "process": _process(os.getpid()),
         "pipelines": [_pipeline(number, insight) for number, insight in _living().items()],
         # Last, so that no count is newer than the time.
         "at": time.perf_counter(),
@@ -343,13 +343,12 @@ def _pipeline(number: int, insight: Views) -> dict[str, Any]:
 
 
 def _worker(worker: WorkerStatus) -> dict[str, Any]:
-    process = _report(worker.pid) if worker.is_here and worker.pid is not None else None
-    return worker._asdict() | {"process": process}
+    return worker._asdict() | {"process": _process(worker.pid) if worker.is_here else None}
 
 
-def _report(pid: int) -> Mapping[str, Any] | None:
-    report = process_report(pid)
-    return None if report is None else report._asdict()
+def _process(pid: int | None) -> Mapping[str, Any] | None:
+    report = None if pid is None else process_report(pid)
+    return report and report._asdict()
 
 
 def _stacks() -> dict[str, Any]:
@@ -429,7 +428,9 @@ def query(pid: int, question: str) -> Any:
             content = response.read()
     except ConnectionRefusedError:
         if not Path(f"/proc/{pid}").exists():
-            raise NotServed(f"There is no process {pid}. {_served_text()}") from None
+            served = ", ".join(map(str, served_processes()))
+            others = f"These can be monitored: {served}." if served else NONE_SERVED
+            raise NotServed(f"There is no process {pid}. {others}") from None
         raise NotServed(f"Process {pid} cannot be monitored. {HOW_TO_SERVE}") from None
     except (TimeoutError, BlockingIOError):  # No answer, or too many questions wait.
         raise TimeoutError(
@@ -443,11 +444,6 @@ def query(pid: int, question: str) -> Any:
     if answer["format"] != FORMAT:
         raise NotServed(f"Process {pid} runs another version of millstream. Monitor it with that version.")
     return answer
-
-
-def _served_text() -> str:
-    served = served_processes()
-    return f"These can be monitored: {', '.join(map(str, served))}." if served else NONE_SERVED
 
 
 def connected(pid: int) -> socket.socket:

@@ -161,7 +161,10 @@ def timeline(spans: Sequence[Span], events: Iterable[Event]) -> str:
         ),
     ]
     stages = dict.fromkeys(span.what for span in shown if span.what not in _OF_TRAINER)
-    colours = {stage: _hue(number) for number, stage in enumerate(stages)}
+    # From green to violet, because red is the trainer's wait.
+    colours = {
+        stage: f"hsl({90 + (110 + number * 137.5) % 230:.0f} 55% 55%)" for number, stage in enumerate(stages, start=1)
+    }
     scale = WIDTH / max(stop - start, 1e-9)
     body = [
         _lane(number, name, of_lane, start=start, scale=scale, colours=colours)
@@ -177,8 +180,12 @@ def timeline(spans: Sequence[Span], events: Iterable[Event]) -> str:
         f'<text x="{GUTTER}" y="{height + 14}">{escaped(seconds_text(stop - start))} ago</text>'
         f'<text x="{GUTTER + WIDTH}" y="{height + 14}" text-anchor="end">the end</text>'
     )
+    legend = "".join(
+        f'<span class="ms-key" style="background:{colour}"></span>{escaped(key)}'
+        for key, colour in (_KEYS | colours).items()
+    )
     drawing = f'<svg viewBox="0 0 {GUTTER + WIDTH} {height + 18}" role="img">{"".join(body)}{axis}</svg>'
-    return f'{drawing}<div class="ms-soft">{"".join(_legend(_KEYS | colours))}</div>'
+    return f'{drawing}<div class="ms-soft">{legend}</div>'
 
 
 def _lane(number: int, name: str, spans: Sequence[Span], *, start: float, scale: float, colours: dict[str, str]) -> str:
@@ -209,16 +216,6 @@ def _title(spans: Sequence[Span]) -> str:
     if blocks:
         text += f", {batches_text(min(blocks), max(blocks))}"
     return text + "".join(f"\n{stage}: {seconds_text(spent)}" for span in spans[:1] for stage, spent in span.stages)
-
-
-def _hue(number: int) -> str:
-    # From green to violet, because red is the trainer's wait.
-    return f"hsl({90 + (110 + (number + 1) * 137.5) % 230:.0f} 55% 55%)"
-
-
-def _legend(colours: dict[str, str]) -> Iterator[str]:
-    for name, colour in colours.items():
-        yield f'<span class="ms-key" style="background:{colour}"></span>{escaped(name)}'
 
 
 TROUBLE = "deaths and stalls"
