@@ -673,10 +673,12 @@ def combined(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:
     parts = draw(st.lists(streams(most_nodes // 2, fails=fails), min_size=1, max_size=3))
     spot = draw(st.integers(0, SPOTS - 1))
     own = draw(st.sampled_from(ERRORS)) if fails and len(parts) > 1 else RAISED
-    # A random map has the number of those on the path with most draws from its seed.
-    seeds = {seed for part in parts for seed in part.draws}
+    kind = draw(st.sampled_from(["zip", "strict zip", "concatenate", "mix", "mix", "interleave", "late interleave"]))
+    join, plain = draw(joins(kind, len(parts)))
+    # A random map has the number of those on the path with most draws from its seed, as far as it is known before any
+    # element is read.
+    seeds = {seed for part in parts for seed in part.draws if kind != "late interleave"}
     draws = tuple(seed for seed in seeds for _ in range(max(part.draws.count(seed) for part in parts)))
-    join, plain = draw(joins(len(parts)))
 
     def built(place: Place) -> IterDataset[Any]:
         datasets = [part.built(place) for part in parts]
@@ -707,9 +709,10 @@ def combined(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:
 
 
 @st.composite
-def joins(draw: st.DrawFn, count: int) -> tuple[Callable[[list[Any]], IterDataset[Any]], Callable[[Parts], Any]]:
+def joins(
+    draw: st.DrawFn, kind: str, count: int
+) -> tuple[Callable[[list[Any]], IterDataset[Any]], Callable[[Parts], Any]]:
     """Draws how some datasets are combined, and the same for iterators."""
-    kind = draw(st.sampled_from(["zip", "strict zip", "concatenate", "mix", "mix", "interleave", "late interleave"]))
     match kind:
         case "zip":
             return lambda datasets: datasets[0].zip(*datasets[1:], strict=False), lambda parts: zipped(
