@@ -10,7 +10,7 @@ It waits between two fetches. An exception in a wait leaves the inputs as they a
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from millstream.core.signals import interrupts
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator, SavingIterator
@@ -27,13 +27,18 @@ from millstream.loader.views import Insight, Measured, serve_if_requested
 if TYPE_CHECKING:
     from millstream.loader.engine.crew import Crew
 
+ResultT = TypeVar("ResultT")
+
 _TRIES = 100
 """The number of times that a state is taken again because another thread has moved the iterator meanwhile."""
 
 
 @final
-class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
-    """Yields the elements of a join. It fetches only those that come together with the next one."""
+class JoinIterator(Measured, Exclusive, SavingIterator[Any], Input):
+    """Yields the elements of a join. It fetches only those that come together with the next one.
+
+    Operations that run in this process take elements from it like from any input, so that they wait themselves.
+    """
 
     _in_use = (
         "This iterator is in use: another thread, or the code that a signal handler interrupted, is drawing an "
@@ -74,7 +79,7 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
         return value
 
     @property
-    def step(self) -> int:
+    def step(self) -> int:  # type: ignore[override]  # it is read only
         """The number of elements yielded since the beginning of the stream."""
         return self._num_taken - self._stop + self._row
 
@@ -91,15 +96,54 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
         finally:
             self.profiler.end_wait(self, start, is_first=is_first)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """Does some work. Workers that an interrupt of it may have left in any state end."""
+    def _guarded(self, work: Callable[[], ResultT]) -> ResultT:
+        """Returns the result of work. Workers that an interrupt of it may have left in any state end."""
         try:
-            work()
+            return work()
         except BaseException as error:
             self._end_workers_if(interrupts(error))
             raise
 
     def _take(self) -> None:
+        """Fetches and takes elements; raises StopIteration at the end of the stream."""
+        while (lack := self._advance()) is not None:
+            if lack is END:
+                raise StopIteration
+            self.wait_for(lack)
+
+    def fetch(self, limit: int) -> Lack | None:  # noqa: ARG002  (the join knows better)
+        """Fetches elements if all were taken, and waits for none. Returns the reason if there are none."""
+        self._check_open_to("advance")
+        self.count_delivered()
+        lack = self._alone(functools.partial(self._guarded, self._advance))
+        return lack if lack is None or lack is END else _Wait(self, lack)
+
+    def take(self, count: int) -> list[Any]:
+        """Returns the next elements, which were fetched."""
+        start = self._row
+        self._row = stop = start + count
+        taken, self._values[start:stop] = self._values[start:stop], [None] * count
+        return taken
+
+    def position(self, back: int = 0) -> SavedPosition:
+        if not back:
+            return self._position_here()
+        if self._is_torn or self._is_ahead:
+            raise PassedError
+        position: SavedPosition = self.join.position(self._stop - self._row + back)
+        return position
+
+    def move(self, position: Any) -> None:
+        self._move_to(position)
+
+    def for_operations(self) -> None:
+        self.join.for_operations()
+
+    def insights(self) -> list[Insight]:
+        return [self.insight]
+
+    def _advance(self) -> Lack | None:
+        """Fetches and takes elements. Returns the reason if there are none."""
         if self._is_torn:
             self._recover()
         if self._kept_state is None:
@@ -107,11 +151,13 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
             self._keep()
         elif self.step - self._kept_step >= KEPT_ELEMENTS and not self._is_ahead:
             self._keep()
-        while (lack := self._fetched()) is not None:
-            if lack is END:
-                self._end()
-            else:
-                self._wait(lack)
+        if (lack := self._fetched()) is END:
+            self._is_ahead = False
+            if self._crew is not None:
+                # The next iterator gets the workers.
+                self._crew.pause()
+        if lack is not None:
+            return lack
         join = self.join
         self._is_torn = True
         values = join.take(min(join.num_ready(), KEPT_ELEMENTS))
@@ -121,13 +167,7 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
         if self._crew is not None:
             self._crew.proceed()
         self.profiler.record_first_size(values[0])
-
-    def _end(self) -> NoReturn:
-        self._is_ahead = False
-        if self._crew is not None:
-            # The next iterator gets the workers.
-            self._crew.pause()
-        raise StopIteration
+        return None
 
     def _fetched(self) -> Lack | None:
         """Fetches elements if there are none. Returns the reason if there are still none."""
@@ -136,7 +176,8 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
         self._is_torn = False
         return lack
 
-    def _wait(self, awaited: Awaited) -> None:
+    def wait_for(self, awaited: Awaited) -> None:
+        """Waits. The workers end if that is interrupted."""
         try:
             awaited.wait()
         except BaseException:
@@ -164,7 +205,7 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
             if lack is None:
                 missing -= len(join.take(min(missing, join.num_ready())))
             else:
-                self._wait(lack)
+                self.wait_for(lack)
         self._num_moves += 1
         self._values, self._row, self._stop, self._num_taken = [], 0, 0, step
         self._is_torn = self._is_ahead = False
@@ -261,6 +302,18 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any]):
     def worker_stacks(self) -> dict[int, str]:
         current = None if self._crew is None else self._crew.current
         return {} if current is None else current.stacks()
+
+
+@final
+class _Wait:
+    """A wait of the caller for a call of an iterator's workers."""
+
+    def __init__(self, iterator: JoinIterator, awaited: Awaited) -> None:
+        self._iterator = iterator
+        self._awaited = awaited
+
+    def wait(self) -> None:
+        self._iterator.wait_for(self._awaited)
 
 
 def iterator_of(stream: DatasetIterator[Any] | Input) -> DatasetIterator[Any]:

@@ -88,13 +88,14 @@ def test_outputs_are_delivered_while_an_input_is_awaited(
         assert [first, *rest] == [[-one, -other] for one, other in expected]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("join", ["zip", "interleave", "mix"])
-def test_elements_that_were_drawn_do_not_wait_for_further_ones(join: str, tmp_path: Path) -> None:
+def test_elements_that_were_drawn_do_not_wait_for_further_ones(join: str, workers: int, tmp_path: Path) -> None:
     """Operations that many elements go through in one call get those that are there before others are waited for."""
 
     def joined(following: IterDataset[int]) -> IterDataset[Any]:
         one, other = (MapDataset.range(40).to_iter_dataset(ReadOptions(num_threads=0)) for _ in range(2))
-        return JOINS[join](one.repeat(2).take(44), other.concatenate(following)).map(repr)
+        return JOINS[join](one.repeat(2).take(44), other.concatenate(following)).mp_prefetch(workers).map(repr)
 
     with held(tmp_path, 0) as (stream, go), iter(joined(stream)) as iterator:
         before = list(itertools.islice(iterator, 40 if join == "zip" else 80))
