@@ -36,6 +36,9 @@ class Turns(Join):
         return f"interleave({len(self.datasets)} datasets, cycle_length={self.cycle_length})"
 
 
+MAX_HOLES = 64
+"""The number of missing elements of a MapDataset up to which datasets after them are opened before their turn."""
+
 _KIND = "interleaved datasets"
 _REPEATED = "a repeated dataset"
 _ZIPPED = "zipped datasets"
@@ -221,7 +224,9 @@ class _InputsInTurn(JoinedInput):
     def _open_early(self) -> None:
         """Opens the datasets whose turn comes next, up to the number of slots, and starts their prefetching."""
         number = max(self._early, default=self._next - 1) + 1
-        while len(self._early) < len(self._slots) and number < len(self._datasets):
+        # There may be only holes from here on, and any number of them.
+        stop = min(len(self._datasets), self._next + len(self._slots) + MAX_HOLES)
+        while len(self._early) < len(self._slots) and number < stop:
             try:
                 dataset = self._datasets[number]
                 if dataset is not None and not self._step_of(dataset, number).reads_in_threads:

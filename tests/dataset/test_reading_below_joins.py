@@ -159,6 +159,23 @@ def test_short_streams_are_opened_before_their_turn() -> None:
     assert gate.is_passed
 
 
+def test_elements_do_not_wait_for_a_stream_behind_many_holes() -> None:
+    """A few positions of the MapDataset are looked at in advance, and further ones when nothing else is left."""
+    looked_at: list[int] = []
+
+    def stream(number: int) -> IterDataset[int] | None:
+        looked_at.append(number)
+        is_hole = number % 1000 > 2
+        return None if is_hole else MapDataset.range(3 + 9 * (number % 1000)).to_iter_dataset(ReadOptions(0, 0))
+
+    with iter(IterDataset.interleave(MapDataset.range(2002).map(stream), cycle_length=2)) as iterator:
+        for _ in range(20):
+            next(iterator)
+        assert max(looked_at) < 100
+        assert sum(1 for _ in iterator) == 2 * (3 + 12 + 21) + 3 + 12 - 20
+    assert max(looked_at) == 2001
+
+
 def test_a_stream_that_comes_later_is_read_as_far_ahead_as_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the consumer had to wait for a stream, all records of a short next stream are read together."""
     monkeypatch.setattr(policy, "HAND_OVER_SECONDS", 0.0)
