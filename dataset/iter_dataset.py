@@ -1,6 +1,5 @@
 """A pipeline written as a method chain and read sequentially."""
 
-import copy
 import dataclasses
 import functools
 import sys
@@ -45,7 +44,6 @@ from millstream.dataset.stream_steps import (
     as_streams,
     step_of,
     steps_of,
-    without_threads,
 )
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.views import visualized
@@ -623,17 +621,6 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
     def _rendered(self, render: Callable[[str, Any], str], first: Callable[[Any], Any] | None = None) -> str:
         return render("IterDataset", sketch_of(step_of(self), first))
-
-    def _without_threads(self) -> "IterDataset[Any]":
-        """Returns a dataset with the same elements, which are computed in this thread."""
-        if not self.iterates_itself:
-            return made(without_threads(self._step))
-        dataset = copy.copy(self)
-        vars(dataset)["_parents"] = tuple(
-            parent._without_threads() if isinstance(parent, IterDataset) else parent  # noqa: SLF001  (of this class)
-            for parent in self._parents
-        )
-        return dataset
 
     def __repr__(self) -> str:
         return self._rendered(text_of)

@@ -28,9 +28,9 @@ from millstream.dataset.stream_steps import (
     StreamStep,
     WithOptions,
     options_of,
+    with_held,
     without_threads,
 )
-from millstream.loader.checkpoints.fingerprint import slots_of
 
 _BEGIN = "_begin"
 """The attribute of a step with the function that begins its iterators, made for the first one. It is not pickled."""
@@ -162,25 +162,12 @@ def _handed_down(dataset: Any, options: DatasetOptions) -> Any:
 
     It is a copy that has copies of the datasets in its attributes; the dataset itself if no option was given.
     """
-    if not options.given:
-        return dataset
-    held = slots_of(dataset) | vars(dataset)
-    return copied_with(dataset, {name: _handed_to(value, options) for name, value in held.items()})
+    return with_held(dataset, functools.partial(_handed_to, options=options)) if options.given else dataset
 
 
-def _handed_to(value: Any, options: DatasetOptions) -> Any:
-    if isinstance(value, grain_kinds.MapDataset):
-        return copied_with(value, {HANDED: options.merge(vars(value).get(HANDED)), "_blocks": None})
-    if isinstance(value, grain_kinds.IterDataset):
-        return _handed_to_stream(value, options)
-    if type(value) in (list, tuple):
-        return type(value)(_handed_to(member, options) for member in value)
-    if type(value) is dict:
-        return {name: _handed_to(member, options) for name, member in value.items()}
-    return value
-
-
-def _handed_to_stream(dataset: Any, options: DatasetOptions) -> Any:
+def _handed_to(dataset: Any, options: DatasetOptions) -> Any:
+    if isinstance(dataset, grain_kinds.MapDataset):
+        return copied_with(dataset, {HANDED: options.merge(vars(dataset).get(HANDED)), "_blocks": None})
     if dataset.iterates_itself:
         return _handed_down(dataset, options)
     step = dataset._step  # noqa: SLF001  (as every stream of the library has)

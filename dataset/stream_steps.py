@@ -16,9 +16,10 @@ from millstream.dataset.iterators.foreign_iterators import description_of_stream
 from millstream.dataset.iterators.inputs import Input, JoinedInput
 from millstream.dataset.iterators.running import FixedChain, Running, Shared
 from millstream.dataset.node_source import node_of
-from millstream.dataset.nodes.source_node import HANDED
+from millstream.dataset.nodes.source_node import HANDED, copied_with
 from millstream.dataset.options import DatasetOptions
 from millstream.dataset.step import Step, folded
+from millstream.loader.checkpoints.fingerprint import slots_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.transforms import OnlyFor, Pack, RandomMap, Transformation, WithComponent
 from millstream.transforms.grouping import GroupingOperation
@@ -135,7 +136,7 @@ class OwnStream(Leaf):
         return type(self.dataset).__name__
 
     def without_threads(self, above: Sequence[Step]) -> Step:
-        return OwnStream(tuple(above), self.dataset._without_threads())  # noqa: SLF001  (of every IterDataset)
+        return OwnStream(tuple(above), _in_this_thread(self.dataset))
 
 
 @final
@@ -293,6 +294,31 @@ class Join(Leaf):
 def without_threads(step: Step) -> Any:
     """Returns a step with the same elements, which are computed in this thread."""
     return folded(step, lambda one, above: one.without_threads(above) if isinstance(one, StreamStep) else one)
+
+
+def _in_this_thread(dataset: Any) -> Any:
+    """Returns a dataset with the same elements, which are computed in this thread if it is a stream."""
+    if isinstance(dataset, grain_kinds.MapDataset):
+        return dataset
+    if dataset.iterates_itself:
+        return with_held(dataset, _in_this_thread)
+    return copied_with(dataset, {"_step": without_threads(dataset._step)})  # noqa: SLF001  (as below)
+
+
+def with_held(dataset: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns a copy of a user's dataset with the results of a function of each dataset in its attributes."""
+    held = slots_of(dataset) | vars(dataset)
+    return copied_with(dataset, {name: _changed(value, change) for name, value in held.items()})
+
+
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, grain_kinds.MapDataset | grain_kinds.IterDataset):
+        return change(value)
+    if type(value) in (list, tuple):
+        return type(value)(_changed(member, change) for member in value)
+    if type(value) is dict:
+        return {name: _changed(member, change) for name, member in value.items()}
+    return value
 
 
 def step_of(dataset: Any) -> Any:

@@ -1,6 +1,7 @@
 """The views of iterators that only combine streams, on a clock that only the user's code moves on."""
 
 import gc
+import os
 import re
 import threading
 import time
@@ -292,6 +293,32 @@ def test_a_preview_shows_the_first_elements(name: str) -> None:
         assert "2 of 2 elements" in page._repr_html_()
         assert (iterator.step, iterator.profile()) == (1, profile)
         iterator.set_state(state)
+
+
+class Held(IterDataset[Any]):
+    """The elements of a stream that it keeps in an attribute, and not as its parent."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+    def __iter__(self) -> Any:
+        return iter(self.held if isinstance(self.held, IterDataset) else self.held["streams"][0])
+
+
+@pytest.mark.parametrize("kept", [lambda one: one, lambda one: {"streams": [one]}, Held])
+def test_a_preview_computes_in_its_own_thread(kept: Callable[[Any], Any]) -> None:
+    """It starts no thread and no process, wherever a user's dataset keeps the streams that it draws from."""
+    places: set[tuple[int, threading.Thread]] = set()
+
+    def place(element: int) -> int:
+        places.add((os.getpid(), threading.current_thread()))
+        return element
+
+    streams = MapDataset.range(8).map(place).to_iter_dataset(ReadOptions(2, 8)).mp_prefetch(2)
+    with iter(IterDataset.mix([Held(kept(streams)), batches()])) as iterator:
+        assert iterator.preview(4).batches[::2] == [0, 1]
+    assert places == {(os.getpid(), threading.current_thread())}
 
 
 def test_advice_names_streams_that_measure_nothing() -> None:
