@@ -96,7 +96,7 @@ def _member(
 
 def _results(pipes: list[int]) -> list[Any]:
     """Returns what some processes report, as soon as all have, one has ended without a report, or it takes too long."""
-    deadline, said = time.monotonic() + 2 * WAIT_SECONDS, {pipe: bytearray() for pipe in pipes}
+    deadline, said = time.monotonic() + 4 * WAIT_SECONDS, {pipe: bytearray() for pipe in pipes}
     speaking = list(pipes)
     while speaking:
         ready, _, _ = select.select(speaking, [], [], max(0.0, deadline - time.monotonic()))
