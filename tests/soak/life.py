@@ -270,7 +270,6 @@ class Life:
         deadline = time.monotonic() + (1.0 if self.leaked else _LEFT_SECONDS)
         while left := self._left(descriptors):
             assert time.monotonic() < deadline, f"a leg with {self.fault} has left behind: {', '.join(left)}"
-            time.sleep(0.02)
 
     def _left(self, descriptors: int) -> list[str]:
         gc.collect()

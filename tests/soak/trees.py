@@ -109,7 +109,6 @@ def check_nothing_is_left(descriptors: set[str]) -> None:
         if not left and not more:
             return
         assert time.monotonic() < deadline, f"a tree has left {left} and {more} behind"
-        time.sleep(0.02)
 
 
 def report_unraisable(unraisable: Any) -> None:
