@@ -70,6 +70,21 @@ def nested(levels: int) -> Any:
     return value
 
 
+MAX_FUNCTIONS = 145
+"""The number of functions of the library that the trainer's thread runs for the batches of a worker."""
+
+
+def test_a_batch_of_a_worker_takes_few_functions_of_the_trainer() -> None:
+    """The way between `next` and a worker process is short: it is read, and paid for, with each batch."""
+    loader = millstream.load(range(10**6), transformations=[Map(abs)], batch_size=2048, worker_count=1)
+    profile = cProfile.Profile()
+    with iter(loader) as batches:
+        list(itertools.islice(batches, 50))
+        profile.runcall(lambda: list(itertools.islice(batches, 200)))
+    functions = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    assert sum("/millstream/" in file for file, _, _ in functions) <= MAX_FUNCTIONS
+
+
 def test_limits_are_errors_at_construction() -> None:
     """Numbers of groupings and logical shards, and levels of records: each has a rule in its error."""
     with pytest.raises(ValueError, match=f"at most {MAX_GROUPINGS} operations that group .*, got {MAX_GROUPINGS + 1}"):
