@@ -210,7 +210,8 @@ class Preview:
         if is_class and isinstance(value, int | np.integer) and 0 <= int(value) < len(self._classes):
             return escaped(self._classes[int(value)])
         if not isinstance(value, np.ndarray) or not value.ndim:
-            return escaped(_shortened(value if isinstance(value, str) else repr(_plain(value))))
+            plain = value.item() if isinstance(value, np.generic) else value
+            return escaped(_shortened(plain if isinstance(plain, str) else repr(plain)))
         if value.dtype.kind in "iu" and value.ndim == 1:
             segments = row.get(_companion(path, COMPANIONS[0]))
             return _tokens(value, segments if isinstance(segments, np.ndarray) else None, self._decode)
@@ -288,10 +289,6 @@ def _text(tokens: NDArray[Any], decode: Decode | None) -> str:
     shown: list[int] = tokens[:TOKENS_SHOWN].tolist()
     text = " ".join(map(str, shown)) if decode is None else str(decode(shown))
     return _shortened(text) + ("…" if len(tokens) > TOKENS_SHOWN and not text.endswith("…") else "")
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _shortened(text: str) -> str:

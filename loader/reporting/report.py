@@ -76,19 +76,15 @@ def write_report(
     if path.suffix == ".json":
         text = chrome_trace(spans, memory, events)
     else:
-        text = _page(snapshot(), spans, memory, events, is_recorded=recorder is not None)
+        text = _page(snapshot(), None if recorder is None else spans, memory, events)
     path.write_text(text, encoding="utf-8")
     return path
 
 
 def _page(
-    snapshot: LoaderSnapshot,
-    spans: Sequence[Span],
-    memory: Sequence[Sample],
-    events: Sequence[Event],
-    *,
-    is_recorded: bool,
+    snapshot: LoaderSnapshot, spans: Sequence[Span] | None, memory: Sequence[Sample], events: Sequence[Event]
 ) -> str:
+    """Returns the page. Without a recording, there are no spans."""
     sections = [
         f"<h1>{escaped(snapshot.source.name)}</h1>",
         f"<p>{escaped(workers_text(snapshot))}; {escaped(trainer_text(snapshot.measured))}.</p>",
@@ -98,10 +94,10 @@ def _page(
         "<h2>The pipeline</h2>",
         loader_boxes(snapshot),
         "<h2>The last seconds</h2>",
-        _timeline_section(spans, memory, events, is_recorded=is_recorded),
+        _timeline_section(spans, memory, events),
         *_memory_section(memory),
         "<h2>Workers that died or stalled</h2>",
-        _events_section(events, spans),
+        _events_section(events, spans or ()),
     ]
     return document("millstream: report on a loader", figure(*sections, style=STYLE + TIMELINE_STYLE))
 
@@ -113,10 +109,8 @@ def _origin_text() -> str:
     return f"{now:%Y-%m-%d %H:%M:%S %Z}, {platform.node()}, {platform.system()}; {', '.join(versions)}"
 
 
-def _timeline_section(
-    spans: Sequence[Span], memory: Sequence[Sample], events: Sequence[Event], *, is_recorded: bool
-) -> str:
-    if not is_recorded:
+def _timeline_section(spans: Sequence[Span] | None, memory: Sequence[Sample], events: Sequence[Event]) -> str:
+    if spans is None:
         return "<p>Not recorded. A DataLoader with <code>enable_profiling=True</code> records its work.</p>"
     if not spans:
         return "<p>Nothing has been recorded yet.</p>"

@@ -31,7 +31,7 @@ from millstream.loader.workers.module_variables import (
     libraries_used,
     variables_read,
 )
-from millstream.loader.workers.worker_imports import WorkerImports, is_of_user
+from millstream.loader.workers.worker_imports import WorkerImports, is_imported, is_of_user
 from millstream.sources.shared_units import share_units_in
 
 _NOT_OF_WORKERS = re.compile(
@@ -86,7 +86,7 @@ class ProcessSettings(NamedTuple):
             {
                 (name, attribute): setting.take(sys.modules[name])
                 for (name, attribute), setting in _SETTINGS.items()
-                if _is_imported(name) and hasattr(sys.modules[name], attribute)
+                if is_imported(name) and hasattr(sys.modules[name], attribute)
             },
             tuple(map(_taken_filter, warnings.filters)),
             _taken_logging(),
@@ -157,11 +157,6 @@ def apply_variables(variables: Variables, imports: WorkerImports) -> None:
 
 def _is_library(name: str) -> bool:
     return name != "__main__" and not is_of_user(name, getattr(sys.modules.get(name), "__spec__", None))
-
-
-def _is_imported(name: str) -> bool:
-    module = sys.modules.get(name)
-    return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
 def _packed(value: Any) -> Any:
@@ -391,7 +386,7 @@ class _Filters:
         self._filters = filters
         self._applied: list[Any] = []
         for home in {category[0] for _, _, category, _, _ in filters if not isinstance(category, Pickled)}:
-            if not _is_imported(home):
+            if not is_imported(home):
                 imports.after(home, self._apply_again)
 
     def apply(self) -> None:

@@ -51,6 +51,11 @@ def is_of_user(name: str, spec: Any) -> bool:
     return not _is_library(name) and _is_source_of_user(origin)
 
 
+def is_imported(name: str) -> bool:
+    module = sys.modules.get(name)
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
+
+
 def _digest_of(name: str, module: Any, spec: Any) -> bytes | None:
     if not is_of_user(name, spec):
         return None
@@ -154,11 +159,10 @@ class WorkerImports:
 
     def after(self, name: str, action: Callable[[], object]) -> None:
         """Calls a function after a module was imported: now, if it is."""
-        module = sys.modules.get(name)
-        if module is None or getattr(module.__spec__, "_initializing", False):
-            self._actions.setdefault(name, []).append(action)
-        else:
+        if is_imported(name):
             action()
+        else:
+            self._actions.setdefault(name, []).append(action)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
