@@ -112,13 +112,8 @@ class AgreedEnds:
         if pending.outcome is None:
             return self._put_rows(self._empty, 0, self._rows)
         batch, rows, on_device = pending.outcome.batch
-        is_full = len(on_device[VALID]) == self._rows * self._num_shares
+        is_full = len(on_device[VALID]) == self._rows * (self._placement.num_row_groups or 1)
         return on_device if is_full else self._put_rows(batch, rows, self._rows)
-
-    @functools.cached_property
-    def _num_shares(self) -> int:
-        """The number of hosts' shares that a global array is made of."""
-        return (self._placement.num_row_groups or 1) if self._placement.is_global else 1
 
     @functools.cached_property
     def _gather(self) -> Callable[[NDArray[Any]], Any]:

@@ -43,6 +43,7 @@ class Placement:
     Attributes:
         destination: the device, or the sharding over several.
         is_global: True if the batches are parts of global ones, because the sharding spans several processes.
+        num_row_groups: the number of runs of rows that the processes need; None if it is not known.
 
     Args:
         device: a device of this process; a sharding over devices of this process or of several; None for the default
@@ -62,20 +63,16 @@ class Placement:
         self._jax: Any = jax
         self.destination: Any = device
         self.is_global = isinstance(device, jax.sharding.Sharding) and not device.is_fully_addressable
-        self._row_group: RowGroup | None = None
+        self.num_row_groups: int | None = None
         if self.is_global and isinstance(device, jax.sharding.NamedSharding):
-            self._row_group = RowGroup.of(device)
-            _check_shard(shard, self._row_group)
+            group = RowGroup.of(device)
+            _check_shard(shard, group)
+            self.num_row_groups = group.count
         # `with jax.default_device(...)` applies to one thread only, and another one transfers the batches.
         self._default_device = self._jax.config.jax_default_device
 
     def __repr__(self) -> str:
         return "the default device" if self.destination is None else str(self.destination)
-
-    @property
-    def num_row_groups(self) -> int | None:
-        """The number of runs of rows that the processes need; None if it is not known."""
-        return None if self._row_group is None else self._row_group.count
 
     def put(self, batch: Any) -> Any:
         """Returns the batch with a `jax.Array` instead of each leaf. The transfers may still be under way.
@@ -113,8 +110,8 @@ class Placement:
     def _put_rows(self, rows: NDArray[Any]) -> Any:
         """Returns the global array that has the given complete rows, even if the sharding cuts rows."""
         # Given the local shape alone, JAX would take rows that the sharding cuts for parts of longer rows.
-        group = self._row_group
-        shape = (len(rows) * group.count, *rows.shape[1:]) if group is not None and rows.ndim else None
+        count = self.num_row_groups
+        shape = (len(rows) * count, *rows.shape[1:]) if count is not None and rows.ndim else None
         return self._jax.make_array_from_process_local_data(self.destination, rows, shape)
 
     def _find_refused(self, leaves: Sequence[tuple[str, Any]]) -> None:
