@@ -81,14 +81,11 @@ def load(
         pad_remainder: True to fill a last, short batch: batches are `PaddedBatch`es, see `Batch`.
         batch_fn: builds a batch from the list of its elements; None stacks them.
         worker_count: the number of worker processes, 0 for none; None for one per core that this process may use;
-            "auto" to begin in this process, and to start, add and end workers while you train, as `docs/tuning.md`
-            explains. With a number above 0, operations never run in this process.
-        worker_buffer_size: the number of finished batches that each worker keeps ready, at least 1. Quick ones count as
-            one together, up to 10 ms of work, 1 MB and 2048 records.
+            "auto" to start, add and end workers while you train, see `DataLoader`.
+        worker_buffer_size: the number of finished batches that each worker keeps ready, at least 1, see `DataLoader`.
         read_options: the threads that read ahead, in this process or in each worker; None for `ReadOptions()`.
-        stall_timeout: the number of seconds, above 0, that the consumer waits for a worker that is busy with one batch,
-            or for threads that read ahead and finish nothing, before it raises an error; `math.inf` to wait forever.
-            A call in the consumer's own thread, as with `num_threads=0`, cannot be interrupted.
+        stall_timeout: the number of seconds, above 0, that the consumer waits for workers or threads without progress
+            before it raises an error, see `DataLoader`; `math.inf` to wait forever.
         enable_profiling: True to record which thread or worker computes which batch, for the timeline of `report`.
         debug: True to run everything in this thread, and to warn of mistakes in operations.
         workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes; None for none.
