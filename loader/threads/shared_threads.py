@@ -156,8 +156,13 @@ WINDOW_CALLS = 8
 STARVING = 0.1
 """No search takes place if the consumer waits for less than this share of its time."""
 
-WORTH = 0.8
-"""Fewer threads are sufficient if they reach this share of the rate of twice as many."""
+WORTH = 0.95
+"""Fewer threads are sufficient if they reach this share of the rate of twice as many. A single one then reaches 4/5 of
+that of 16.
+"""
+
+HOPELESS = 0.65
+"""A level whose rate is below this share of that of the kept one is not tried any longer."""
 
 DECISIVE_LEAD = 2
 """The number of rounds that a level must have won more often than the other: one late or lucky window decides nothing.
@@ -237,11 +242,13 @@ class Concurrency:
             self._first_rate = rate
             self._go_to(other)
             return
-        first, self._first_rate = self._first_rate, None
-        fewer, more = (rate, first) if self.level < other else (first, rate)
-        self._lead += 1 if fewer >= WORTH * more else -1
-        if abs(self._lead) == DECISIVE_LEAD:
-            self._keep(min(self.level, other) if self._lead > 0 else max(self.level, other))
+        rates = {self.level: rate, other: self._first_rate}
+        self._first_rate = None
+        self._lead += 1 if rates[min(rates)] >= WORTH * rates[max(rates)] else -1
+        if rates[self._rival] < HOPELESS * rates[self._kept]:
+            self._keep(self._kept)
+        elif abs(self._lead) == DECISIVE_LEAD:
+            self._keep(min(rates) if self._lead > 0 else max(rates))
 
     def _keep(self, level: int) -> None:
         if level != self._kept:

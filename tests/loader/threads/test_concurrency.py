@@ -64,6 +64,14 @@ def test_no_more_threads_than_cores_can_use(most: int, cores: int) -> None:
     assert level == 1 or level // 2 <= enough
 
 
+@pytest.mark.parametrize("exponent", [0.0, 0.03, 0.06, 0.1, 0.2, 0.3, 0.5])
+def test_small_losses_do_not_add_up(exponent: float) -> None:
+    """However little each halving of the threads costs, the level that is left has 4/5 of the rate of all of them."""
+    levels, _ = run(Concurrency(MOST), lambda level: 500.0 * (level / MOST) ** exponent, 20_000)
+    ((level, _),) = collections.Counter(levels[len(levels) // 4 :]).most_common(1)
+    assert (level / MOST) ** exponent >= 0.8
+
+
 def test_a_burst_does_not_mislead_for_long() -> None:
     """Outputs that were ready already make the first rate look better than any to come: it is soon measured again."""
     tried = Concurrency(MOST)
