@@ -44,7 +44,7 @@ class Chain:
                 if operations and step.is_boundary and not has_boundary:
                     num_local, local_reading, reading = len(operations), reading, None
                 has_boundary = has_boundary or step.is_boundary
-                workers = workers if workers.num_workers or workers.chooses_workers else step.workers
+                workers = workers if workers.are_wanted else step.workers
                 reading = reading or step.reading
             (step,) = step.above
         return cls(step, tuple(reversed(operations)), workers, reading, num_local, local_reading)

@@ -88,14 +88,13 @@ def _after_join(join: Join, chain: Chain, fixed: FixedChain, running: Running) -
     following = join.followed_by(fixed, running, chain.reading, functools.partial(drawn, join))
     if following is not None:
         return following
-    if running.workers.num_workers:
-        running = dataclasses.replace(running, reading=joint_reading(join.above, chain.reading))
-        stream, running = _drawn_by_workers(join, chain, running)
-        return _followed(stream, chain, fixed, running)
     shared = running.shared.combined()
     if not fixed.operations and chain.reading is not None:
         shared = dataclasses.replace(shared, reading=chain.reading)
-    return _followed(drawn(join, shared), chain, fixed, running)
+    if not running.workers.are_wanted:
+        return _followed(drawn(join, shared), chain, fixed, running)
+    stream, running = _drawn_by_workers(join, chain, running, shared)
+    return _followed(stream, chain, fixed, running)
 
 
 def _followed(
@@ -110,21 +109,26 @@ def _followed(
     return FedIterator(input_of(stream), fixed, running)
 
 
-def _drawn_by_workers(join: Join, chain: Chain, running: Running) -> tuple[JoinedInput | JoinIterator, Running]:
+def _drawn_by_workers(
+    join: Join, chain: Chain, running: Running, shared: Shared
+) -> tuple[JoinedInput | JoinIterator, Running]:
     """Opens a join, the chains below which run in one set of worker processes.
 
     Returns:
         The join, or an iterator of it that has the workers, and the execution of the operations after it, some of which
         may run in the same workers.
     """
-    from millstream.loader.engine.crew import Crew  # noqa: PLC0415  (lazy: for workers)
-
-    shared = Shared(crew=(crew := Crew()), options=running.shared.options)
-    stream = drawn(join, shared)
+    reading = joint_reading(join.above, chain.reading)
+    makes_batches = join.makes_batches or any(operation.makes_batches for operation in chain.operations)
+    crew = running.crew_below(reading, makes_batches=makes_batches)
+    stream = drawn(join, dataclasses.replace(shared, crew=crew))
+    if not running.workers.chooses_workers:
+        # Workers do all the work.
+        running = dataclasses.replace(running, reading=reading)
     if len(chain.operations) > chain.num_local:
-        return stream, dataclasses.replace(running, shared=shared)
+        return stream, dataclasses.replace(running, shared=dataclasses.replace(running.shared, crew=crew))
     iterator = JoinIterator(stream)
-    iterator.run_by(crew, running.workers, running.reading)
+    iterator.run_by(crew, running.workers, reading)
     running.staff(crew, iterator.profiler)
     return iterator, running
 

@@ -4,27 +4,28 @@ import dataclasses
 import functools
 import time
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.configuration import config
-from millstream.core.warn import log_warning
 from millstream.loader import reporting
 from millstream.loader.engine.engine import Budget, Engine, ReadAhead
-from millstream.loader.engine.worker_choice import BATCH_SECONDS, ELEMENT_SECONDS, WorkerChoice, widened
+from millstream.loader.engine.staffing import ChosenWorkers, pools_of_processes
+from millstream.loader.engine.worker_choice import WorkerChoice
 from millstream.loader.measuring import LOADER, Frontend, Profiler
 from millstream.loader.pipeline.calls import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Instrument
-from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS
-from millstream.loader.transport.importable_modules import LaunchContext, launch_context
+from millstream.loader.transport.importable_modules import launch_context
 from millstream.loader.views import Insight, Measured, serve_if_requested
 
 if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
-    from millstream.loader.engine.crew import Crew, TakeWorkers, WorkerSlots
+    from millstream.loader.engine.auto import AutoCrew
+    from millstream.loader.engine.crew import Crew, TakeWorkers
     from millstream.loader.scheduling.feed import Feed
     from millstream.loader.threads.shared_threads import SharedThreads
     from millstream.loader.workers.pools import WarmPools
@@ -47,10 +48,11 @@ class Execution:
         local_reading: the threads that run local operations in advance; None to run them on demand.
         parent: the execution that this one is an epoch of, whose workers it uses; None for its own.
         compiled: the plan of the same pipeline, compiled before; None to compile it.
+        chosen: the workers whose number is chosen at run time, if `workers` asks for that; None for its own.
 
     Attributes:
         insight: the views of the pipeline, which know its iterators.
-        choice: the number of workers that is chosen at run time; None for that of the options.
+        chosen: these workers; None if their number is that of the options.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Execution:
         local_reading: ReadOptions | None = None,
         parent: "Execution | None" = None,
         compiled: Plan | None = None,
+        chosen: ChosenWorkers | None = None,
     ) -> None:
         if config.py_debug_mode:
             pipeline, compiled = dataclasses.replace(pipeline, measures_costs=True), None
@@ -84,8 +87,8 @@ class Execution:
         self._threads = threads
         self._local_reading = local_reading
         self._name = name
-        if crew is not None and not workers.num_workers:
-            crew.register(name, pipeline)
+        if crew is not None and not workers.are_wanted:
+            crew.register(name, self)
         # Modules are imported now: a trainer that changes its folder later must not import files from there.
         self._pools: WarmPools[Any] | None = None
         self._parent = parent
@@ -97,25 +100,40 @@ class Execution:
         self._instrument = instrument or self.profiler.timed
         self.plan = Plan(pipeline, self._instrument) if compiled is None else compiled.measured_by(self._instrument)
         cores = None if ray_workers is None else ray_workers.num_cores
-        self.choice: WorkerChoice | None = None if parent is None else parent.choice
-        # The reason for no worker, logged once an engine needs it: some executions of a chain have none.
-        self._unlogged = ""
-        if parent is None and workers.chooses_workers and crew is None:
-            self.choice = self._first_choice()
-            # Workers are to compute the bytes that this process would.
-            self._launch_context = launch_context(limits_threads=False)
+        self.chosen: ChosenWorkers | None = chosen if parent is None else parent.chosen
+        if workers.chooses_workers and (auto_crew := self._auto_crew) is not None:
+            self.chosen = auto_crew.chosen
+            auto_crew.lead(self.profiler, self.stall_timeout, {name: pipeline})
+        elif workers.chooses_workers and self.chosen is None:
+            makes_batches = any(operation.makes_batches for operation in pipeline.operations)
+            self.chosen = ChosenWorkers(workers, reading, makes_batches=makes_batches)
+        choice = None if self.chosen is None else self.chosen.choice
+        if self.plan.source_is_stream and (chooser := self.chosen or self._auto_crew) is not None:
+            chooser.forbid("the source may be a stream, which only one process can read")
         self.insight = Insight(
-            self.plan, self.profiler, workers, reading, frontend=frontend, num_cores=cores, choice=self.choice
+            self.plan, self.profiler, workers, reading, frontend=frontend, num_cores=cores, choice=choice
         )
 
     @property
     def pools(self) -> "WarmPools[Any] | None":
         """The idle worker processes; None without workers, and before any were chosen."""
+        if self.chosen is not None:
+            return self.chosen.pools
         return self._pools if self._parent is None else self._parent.pools
 
     @pools.setter
     def pools(self, pools: "WarmPools[Any]") -> None:
         self._pools = pools
+
+    @property
+    def choice(self) -> WorkerChoice | None:
+        """The number of workers that is chosen at run time; None for that of the options."""
+        return None if self.chosen is None else self.chosen.choice
+
+    @property
+    def _auto_crew(self) -> "AutoCrew | None":
+        """The crew of all engines of a chain with joins, if it chooses its number of workers."""
+        return None if self._crew is None else self._crew.as_auto
 
     def of_epoch(self, pipeline: Pipeline, instrument: Instrument) -> "Execution":
         """Returns the execution of an epoch's pipeline. It uses the workers, measurements and errors of this one."""
@@ -165,8 +183,8 @@ class Execution:
             raise ValueError("This DataLoader is closed: build a new one.")
 
     def stop_idle_workers(self) -> None:
-        if self._pools is not None:
-            self._pools.stop_idle()
+        if (pools := self._own_pools) is not None:
+            pools.stop_idle()
 
     def close(self) -> None:
         """Closes the iterators, and stops the workers, now and in future."""
@@ -175,13 +193,18 @@ class Execution:
         deadline = time.monotonic() + CLOSE_SECONDS
         for iterator in self.insight.living_iterators():
             iterator.close_with_loader(deadline)
-        if self._pools is not None:
-            self._pools.close()
+        if (pools := self._own_pools) is not None:
+            pools.close()
+
+    @property
+    def _own_pools(self) -> "WarmPools[Any] | ChosenWorkers | None":
+        """The idle workers that end with this execution; None for those of its parent."""
+        return self._pools if self.chosen is None or self._parent is not None else self.chosen
 
     def _pools_of(self, pipeline: Pipeline) -> "WarmPools[Any]":
         reading = self.reading
         if self._ray_workers is None:
-            below = {} if self._crew is None else self._crew.take_pipelines()
+            below = {} if self._crew is None else self._crew.pipelines()
             return pools_of_processes({self._name: pipeline, **below}, self.workers, reading)
         from millstream.loader.cluster.actor_pool import ActorPool  # noqa: PLC0415
         from millstream.loader.cluster.options import check_installed  # noqa: PLC0415
@@ -200,23 +223,33 @@ class Execution:
         if self._feed is not None:
             self._feed.go_to(position[0].block)
         options: dict[str, Any] = {"stall_timeout": self.stall_timeout, "local_reading": self._local_reading}
-        if self._unlogged:
-            log_warning(self._unlogged)
-            self._unlogged = ""
-        if self.choice is not None and not self.choice.is_final:
-            from millstream.loader.engine.auto import AutoEngine  # noqa: PLC0415  (lazy: slow to import)
+        if (crew := self._choosing_crew()) is not None:
+            from millstream.loader.engine.auto import MovingEngine  # noqa: PLC0415  (lazy: slow to import)
 
-            options |= {"budget_of": self._budget_here, "choice": self.choice, "profiler": self.profiler}
-            start = functools.partial(self._chosen_workers, self.choice)
-            return AutoEngine(self.plan, position, start_workers=start, **options)
+            options |= {"crew": crew, "name": self._name, "profiler": self.profiler, "reading": self.reading}
+            is_last = self.workers.are_wanted
+            return MovingEngine(self.plan, position, self._feed, self._budget_here, is_last=is_last, **options)
         requests = self._crew.requests if self._crew is not None and self.workers.num_workers else None
         return Engine(self.plan, position, self._feed, self._budget_of, requests=requests, **options)
+
+    def _choosing_crew(self) -> "AutoCrew | None":
+        """Returns the crew of an engine that may move to workers; None if it does not."""
+        if self.chosen is not None:
+            self.chosen.log_reason()
+        if self._crew is not None or self.chosen is None or self.chosen.choice.is_final:
+            return self._auto_crew
+        from millstream.loader.engine.auto import AutoCrew  # noqa: PLC0415  (lazy: slow to import)
+
+        root = self if self._parent is None else self._parent
+        crew = AutoCrew(self.chosen)
+        crew.lead(self.profiler, self.stall_timeout, {root._name: root.pipeline})  # noqa: SLF001  (its own class)
+        return crew
 
     @property
     def _budget_of(self) -> Callable[[Engine], Budget]:
         """The function that creates the budget of an engine."""
         if (pools := self.pools) is not None and self.workers.num_workers:
-            return self._slots_of(pools, self.workers)
+            return self._slots_of(pools)
         if self._crew is not None:
             from millstream.loader.engine.crew import Joined  # noqa: PLC0415  (lazy: for workers)
 
@@ -226,12 +259,12 @@ class Execution:
     def _budget_here(self, engine: Engine) -> Budget:
         return ReadAhead(engine, self.reading, self._threads) if self.reading.reads_ahead else Budget(engine)
 
-    def _slots_of(self, pools: "WarmPools[Any]", options: MultiprocessingOptions) -> "Callable[[Engine], WorkerSlots]":
+    def _slots_of(self, pools: "WarmPools[Any]") -> Callable[[Engine], Budget]:
         """Returns a function that takes workers from the pools for an engine."""
         from millstream.loader.engine.crew import Crew, WorkerSlots  # noqa: PLC0415  (lazy: slow to import)
 
         take: TakeWorkers
-        common: dict[str, Any] = {"profiler": self.profiler, "pools": pools, "options": options}
+        common: dict[str, Any] = {"profiler": self.profiler, "pools": pools, "options": self.workers}
         # The next iterator has to find the beginning of a stream that these workers have read from.
         common["returns"] = not self.plan.source_is_stream
         if self._ray_workers is not None:
@@ -243,80 +276,9 @@ class Execution:
 
             take = functools.partial(Processes, **common)
 
-        def slots(engine: Engine) -> WorkerSlots:
+        def slots(engine: Engine) -> Budget:
             crew = self._crew or Crew(engine.requests)
             crew.staff(take, engine.stall_timeout)
             return WorkerSlots(engine, crew, self._name)
 
         return slots
-
-    def _first_choice(self) -> WorkerChoice:
-        """Returns the choice of the number of workers, which is none if workers might compute other bytes."""
-        pipeline = self.pipeline
-        makes_batches = any(operation.makes_batches for operation in pipeline.operations)
-        limit, min_seconds = available_cores(), BATCH_SECONDS if makes_batches else ELEMENT_SECONDS
-        choice = WorkerChoice(limit, min_seconds, widened(self.reading))
-        reason = ""
-        if self.workers.worker_init_fn is not None:
-            reason = "worker_init_fn is not called in this process, which computes batches, too"
-        elif self.plan.source_is_stream:
-            reason = "the source may be a stream, which only one process can read"
-        elif self._feed is not None or self._threads is not None:
-            reason = "elements come from a combination of datasets, or from a stream"
-        if reason:
-            choice.stay(f"{reason}. Give a number of workers")
-            self._unlogged = f'"auto" chose {choice.text}.'
-        elif choice.limit == 1:
-            choice.stay("this process may use one core")
-        return choice
-
-    def _chosen_workers(self, choice: WorkerChoice, *, only_idle: bool) -> "Callable[[Engine], WorkerSlots] | None":
-        """Returns a function that takes the chosen number of workers. With `only_idle`, None if none are idle."""
-        pools, options = self.pools, self.workers.of_number(choice.limit)
-        if only_idle and (pools is None or not pools.idle):
-            return None
-        if pools is None:
-            from millstream.loader.workers.process_settings import check_places_agree  # noqa: PLC0415  (lazy, as above)
-
-            root = self if self._parent is None else self._parent
-            pipelines: dict[Hashable, Pipeline] = {root._name: root.pipeline}  # noqa: SLF001  (its own class)
-            check_places_agree(pipelines.values())
-            context, numbers = root._launch_context, lambda: choice.num_workers  # noqa: SLF001
-            pools = root._pools = _pools_from(pipelines, options, self.reading, context, numbers)  # noqa: SLF001
-            if self.insight.is_closed or root.insight.is_closed:
-                # Another thread, which did not see them, closed the loader.
-                pools.close()
-        return self._slots_of(pools, options)
-
-
-def pools_of_processes(
-    pipelines: Mapping[Hashable, Pipeline], workers: MultiprocessingOptions, reading: ReadOptions
-) -> "WarmPools[Any]":
-    """Returns pools of processes that start with these pipelines, which have names, as other processes have not yet."""
-    from millstream.loader.processes.fork_servers import FORK_SERVERS  # noqa: PLC0415  (lazy: slow)
-
-    context = launch_context()
-    # It imports while the program builds its model. First, because it takes longest.
-    modules = [type(owner).__module__ for pipeline in pipelines.values() for _, owner in pipeline.objects]
-    FORK_SERVERS.prepare(context, [name for name in modules if name.startswith("millstream.")])
-    from millstream.loader.engine import crew, processes  # noqa: F401, PLC0415
-
-    return _pools_from(pipelines, workers, reading, context, lambda: workers.num_workers)
-
-
-def _pools_from(
-    pipelines: Mapping[Hashable, Pipeline],
-    workers: MultiprocessingOptions,
-    reading: ReadOptions,
-    context: LaunchContext,
-    num_workers: Callable[[], int],
-) -> "WarmPools[Any]":
-    """Returns pools of processes that start with `num_workers()` of them."""
-    from millstream.loader.processes.pool import Pool  # noqa: PLC0415  (lazy: slow to import)
-    from millstream.loader.workers.pools import WarmPools  # noqa: PLC0415
-    from millstream.loader.workers.process_settings import ProcessSettings  # noqa: PLC0415
-
-    return WarmPools(
-        lambda settings: Pool(pipelines, workers, reading, context, settings=settings, num_workers=num_workers()),
-        lambda: ProcessSettings.taken(pipelines.values()),
-    )

@@ -168,8 +168,7 @@ class ReadIterator(EngineIterator):
         self._pipelines = pipelines = chain.pipelines(running.limits, running.tolerance, allows_none=allows_none)
         # The last saved position, and its step; -1 if there is none.
         self._known = -1, SavedPosition()
-        # Workers that several chains share have one plan per chain: the sparse one, which allows for missing elements.
-        self._is_dense = pipelines.dense is not None and running.shared.crew is None
+        self._is_dense = pipelines.dense is not None
         kind, pipeline = "sparse", pipelines.sparse
         if self._is_dense and self.raises_absent and pipelines.checked is not None:
             kind, pipeline = "checked", pipelines.checked

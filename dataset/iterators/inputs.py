@@ -38,6 +38,7 @@ from millstream.loader.views import Insight
 from millstream.sharding import NoSharding
 
 if TYPE_CHECKING:
+    from millstream.loader.engine.worker_choice import WorkerChoice
     from millstream.loader.reporting.snapshot import LoaderSnapshot
 
 
@@ -320,10 +321,17 @@ class JoinInsight(Insight):
     with many streams, or if streams replace each other, they are sums by name, too.
     """
 
-    def __init__(self, join: Input, profiler: Profiler, workers: MultiprocessingOptions, reading: ReadOptions) -> None:
+    def __init__(
+        self,
+        join: Input,
+        profiler: Profiler,
+        workers: MultiprocessingOptions,
+        reading: ReadOptions,
+        choice: "WorkerChoice | None" = None,
+    ) -> None:
         order = InOrder(None, None)
         plan = Plan(Pipeline([], order, order, (), NoSharding()))
-        super().__init__(plan, profiler, workers, reading, frontend=FED_CHAIN)
+        super().__init__(plan, profiler, workers, reading, frontend=FED_CHAIN, choice=choice)
         # The join has a reference to this object.
         self._of = weakref.ref(join)
 

@@ -144,6 +144,14 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any], Input):
 
     def _advance(self) -> Lack | None:
         """Fetches and takes elements. Returns the reason if there are none."""
+        crew = self._crew
+        request = None if crew is None else crew.begin_request()
+        lack = self._fetch_and_take()
+        if crew is not None and lack is not END:
+            crew.end_request(request, self._stop - self._row)
+        return lack
+
+    def _fetch_and_take(self) -> Lack | None:
         if self._is_torn:
             self._recover()
         if self._kept_state is None:
@@ -178,11 +186,15 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any], Input):
 
     def wait_for(self, awaited: Awaited) -> None:
         """Waits. The workers end if that is interrupted."""
+        crew = self._crew
+        request = None if crew is None else crew.begin_request()
         try:
             awaited.wait()
         except BaseException:
             self._end_workers_if(True)
             raise
+        if crew is not None:
+            crew.end_request(request, 0)
 
     def _end_workers_if(self, may_be_in_any_state: bool) -> None:
         if may_be_in_any_state and self._crew is not None:
@@ -275,7 +287,8 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any], Input):
 
     @functools.cached_property
     def insight(self) -> Insight:
-        insight = JoinInsight(self.join, self.profiler, self._workers, self._reading)
+        choice = None if self._crew is None else self._crew.choice
+        insight = JoinInsight(self.join, self.profiler, self._workers, self._reading, choice)
         insight.add(self)
         return insight
 

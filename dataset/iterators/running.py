@@ -10,9 +10,9 @@ iterators of a `DataLoader` do. They end with the dataset, when one of its itera
 import copy
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, final
 
 import numpy as np
 
@@ -24,7 +24,8 @@ from millstream.dataset.options import DEFAULTS, DatasetOptions
 from millstream.dataset.step import folded
 from millstream.loader.checkpoints.fingerprint import Fingerprint, Origin, snapshot_of
 from millstream.loader.checkpoints.state import Stream, fingerprint_of_pipeline, stream_of
-from millstream.loader.execution import Execution, pools_of_processes
+from millstream.loader.engine.staffing import ChosenWorkers, pools_of_processes
+from millstream.loader.execution import Execution
 from millstream.loader.measuring import Frontend, Profiler
 from millstream.loader.pipeline.pipeline import UNLIMITED, FilterLimits, Pipeline, Tolerance
 from millstream.loader.pipeline.plan import Plan
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from millstream.loader.engine.crew import Crew
-    from millstream.loader.workers.pools import WarmPools
 
+Lent = TypeVar("Lent")
 
 _UNCHANGEABLE = (int, float, str, tuple, range, np.ndarray, Mixing, NoneType)
 """The types of the values of nodes that no user code can reach."""
@@ -247,7 +248,7 @@ def _with_node(dataset: Any, node: Node) -> Any:
 class WarmWorkers:
     """Whatever the iterators of one dataset share. A copy of it, in any process, has nothing.
 
-    It is the idle worker processes, by the pipeline they run.
+    It is the idle worker processes, by the pipeline they run, and their number if it is chosen at run time.
 
     Attributes:
         fixed: the chain that ends with the dataset, as it was when its first iterator began.
@@ -255,15 +256,16 @@ class WarmWorkers:
 
     def __init__(self) -> None:
         self.fixed: FixedChain | None = None
-        self._pools: dict[Hashable, WarmPools[Any]] = {}
+        self._lent: dict[Hashable, Any] = {}
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()
 
-    def lend(self, pools: "WarmPools[Any]", *use: "Hashable") -> "WarmPools[Any]":
-        """Returns the pools of earlier iterators for the same use, or else these, which later ones get."""
-        # If two threads begin at the same time, both get the same pools.
-        return self._pools.setdefault(use, pools)
+    def lend(self, use: "Hashable", make: Callable[[], Lent]) -> Lent:
+        """Returns what earlier iterators had for the same use, or else something new, which later ones get."""
+        known: Lent | None = self._lent.get(use)
+        # If two threads begin at the same time, both get the same.
+        return self._lent.setdefault(use, make()) if known is None else known
 
 
 @final
@@ -335,13 +337,13 @@ class Running:
         A pipeline of a `chain` is compiled once for all its executions.
         """
         name, reading, num_local = (self.name, stage), self.reading, self.num_local
-        if self.shared.crew is not None and not self.workers.num_workers:
+        if self.shared.crew is not None and not self.workers.are_wanted:
             # The workers of the consumer run all operations.
             num_local = 0
         elif feed is not None and num_local == len(pipeline.operations):
             # Nothing is left for workers or other threads.
             reading, num_local = self.local_reading or ReadOptions(0, 0), 0
-        elif not (self.workers.num_workers or self.workers.chooses_workers or reading.reads_ahead):
+        elif not (self.workers.are_wanted or reading.reads_ahead):
             # All operations run in one place.
             reading, num_local = self.local_reading or reading, 0
         compiled = None if chain is None else chain.compiled(pipeline, num_local)
@@ -349,6 +351,11 @@ class Running:
             pipeline = compiled.given
         elif pipeline.num_local != num_local:
             pipeline = dataclasses.replace(pipeline, num_local=num_local)
+        use = stage, self.reading, self.limits, self.tolerance, config.py_debug_mode
+        chosen = None
+        if self.workers.chooses_workers and self.shared.crew is None:
+            makes_batches = any(operation.makes_batches for operation in pipeline.operations)
+            chosen = self.chosen(use, reading, makes_batches=makes_batches)
         execution = Execution(
             pipeline,
             self.workers,
@@ -360,17 +367,37 @@ class Running:
             threads=self.shared.threads,
             local_reading=self.local_reading,
             compiled=compiled,
+            chosen=chosen,
         )
-        if execution.pools is not None:
-            use = stage, self.reading, self.limits, self.tolerance, execution.pipeline.measures_costs
-            execution.pools = self.warm.lend(execution.pools, *use)
+        if (pools := execution.pools) is not None and chosen is None:
+            execution.pools = self.warm.lend(use, lambda: pools)
         return execution
+
+    def chosen(self, use: "Hashable", reading: ReadOptions, *, makes_batches: bool) -> ChosenWorkers:
+        """Returns the workers of "auto", which later iterators with the same use get, too."""
+        make = functools.partial(ChosenWorkers, self.workers, reading, makes_batches=makes_batches)
+        return self.warm.lend((use, self.workers), make)
+
+    def crew_below(self, reading: ReadOptions, *, makes_batches: bool) -> "Crew":
+        """Returns a new crew for all chains below a join, given the threads of each worker."""
+        from millstream.loader.engine.crew import Crew  # noqa: PLC0415  (lazy: for workers)
+
+        if not self.workers.chooses_workers:
+            return Crew()
+        from millstream.loader.engine.auto import AutoCrew  # noqa: PLC0415  (lazy: slow to import)
+
+        use = "crew", reading, self.limits, self.tolerance, config.py_debug_mode
+        return AutoCrew(self.chosen(use, reading, makes_batches=makes_batches))
 
     def staff(self, crew: "Crew", profiler: Profiler) -> None:
         """Lets the chains below a join that no operations follow start workers."""
+        if (chooser := crew.as_auto) is not None:
+            chooser.lead(profiler, self.workers.stall_timeout, {})
+            return
         from millstream.loader.engine.processes import Processes  # noqa: PLC0415  (lazy: slow to import)
 
-        pools = pools_of_processes(crew.take_pipelines(), self.workers, self.reading)
-        pools = self.warm.lend(pools, "join", self.reading, self.limits, self.tolerance, config.py_debug_mode)
+        use = "join", self.reading, self.limits, self.tolerance, config.py_debug_mode
+        make = functools.partial(pools_of_processes, crew.pipelines(), self.workers, self.reading)
+        pools = self.warm.lend(use, make)
         take = functools.partial(Processes, profiler=profiler, pools=pools, options=self.workers)
         crew.staff(take, self.workers.stall_timeout, pools)

@@ -73,8 +73,8 @@ class Mix(Join):
         if len(lowered) < len(nodes):
             return None
         shared = running.shared.combined()
-        runs_here = not running.workers.num_workers and shared.crew is None
-        inputs_have_workers = runs_here and any(Chain.of(parent).workers.num_workers for parent in self.above)
+        runs_here = not running.workers.are_wanted and shared.crew is None
+        inputs_have_workers = runs_here and any(Chain.of(parent).workers.are_wanted for parent in self.above)
         stream: MixedInputs = draw(dataclasses.replace(shared, raises_absent=inputs_have_workers))
         return MixtureIterator(
             FedIterator(stream, chain, running),

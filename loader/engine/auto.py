@@ -1,8 +1,14 @@
-"""The engine of worker_count="auto": it begins in this process, and moves to workers and back while it runs.
+"""Engines of "auto": they begin in this process, and move to workers and back while they run.
+
+    the trainer's requests ──▶ crew: measures them, and starts, adds and ends workers
+                                │
+                                ▼
+                               engines: one, or those of all streams of a chain with joins
 
 Guarantees:
-    * One schedule has the calls of all places, so moving loses, repeats and reorders none. A call that has begun in one
-      place is completed there, and the next ones begin in the other.
+    * One schedule has the calls of an engine in all places, so moving loses, repeats and reorders none. A call that has
+      begun in one place is completed there, and the next ones begin in the other.
+    * All engines of a crew move together, between two requests. One that is created later begins where they are.
     * No worker starts before the first outputs were delivered, unless idle ones are there from an earlier pass.
     * Workers get calls once all of them are ready. Until then, this process works as if there were none.
     * If workers cannot start or go on, for instance because an operation cannot be pickled or the system has no process
@@ -10,174 +16,216 @@ Guarantees:
     * Each change of the number of workers is a line in the log, of level INFO, with the measurements that decided it.
 """
 
+import functools
 import time
-from typing import TYPE_CHECKING, Any, Protocol, final
+import weakref
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple, NoReturn, Self, final
 
 from millstream.core.signals import is_from_signal_handler
 from millstream.core.warn import log_info, log_warning
+from millstream.loader.engine.crew import Crew, Joined, WorkerSlots
 from millstream.loader.engine.engine import Budget, Engine, GivenUp, ReadAhead
-from millstream.loader.engine.worker_choice import Window, Windows, WorkerChoice
+from millstream.loader.engine.processes import Processes
+from millstream.loader.engine.staffing import ChosenWorkers
+from millstream.loader.engine.worker_choice import Window, Windows, WorkerChoice, widened
+from millstream.loader.engine.workers import Workers
 from millstream.loader.measuring import ExecutorStatus, Profiler, Scheduling, scheduling_of_threads
 from millstream.loader.pipeline.calls import Outputs, Position
+from millstream.loader.pipeline.elements import Awaited
+from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from millstream.loader.engine.crew import WorkerSlots
+from millstream.loader.threads.options import ReadOptions
+from millstream.loader.workers.process_settings import check_places_agree
 
 
-class StartWorkers(Protocol):
-    """Returns a function that takes workers for an engine, or None with `only_idle` if none are idle."""
+class Request(NamedTuple):
+    """A request of the trainer that is measured: the times when it began."""
 
-    def __call__(self, *, only_idle: bool) -> "Callable[[Engine], WorkerSlots] | None": ...
+    begun: float
+    computed: float
 
 
 @final
-class AutoEngine(Engine):
-    """Runs calls here, until the choice is that workers run them.
+class AutoCrew(Crew):
+    """A crew whose number of workers is chosen by the waits of the trainer.
 
     Args:
-        start_workers: finds the workers.
-        choice: the number of workers, which all passes of the loader share.
-        options: those of an `Engine`.
+        chosen: the number of workers, and the idle ones, which all passes share.
+
+    Attributes:
+        chosen: these workers.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        position: Position,
-        *,
-        start_workers: StartWorkers,
-        choice: WorkerChoice,
-        profiler: Profiler,
-        **options: Any,
-    ) -> None:
-        super().__init__(plan, position, **options)
-        self._budget_here = self.budget
-        self._workers: WorkerSlots | None = None
-        # The budget that has the calls from before the last move; None once they are complete.
-        self._before: Budget | None = None
-        self._start_workers = start_workers
-        self._choice = choice
-        self._profiler = profiler
-        self._is_closed = False
-        self._has_more_reads = False
-        self._widen()
+    choice: WorkerChoice
+
+    def __init__(self, chosen: ChosenWorkers) -> None:
+        super().__init__()
+        self.chosen = chosen
+        self.choice = chosen.choice
+        self._engines: weakref.WeakValueDictionary[int, MovingEngine] = weakref.WeakValueDictionary()
+        self._own: Mapping[Hashable, Pipeline] = {}
+        self._profiler = Profiler(())
+        self._reset()
+
+    @property
+    def as_auto(self) -> Self:
+        return self
+
+    def _reset(self) -> None:
+        # True if workers have the calls; and if they complete those that they have, and then end.
+        self._is_on = self._are_leaving = False
         self._windows = Windows()
         # The processor time of the workers when the window began.
         self._worked = 0.0
         # The scheduling when the window began; None if it is not needed, because reading it takes long.
         self._scheduling: Scheduling | None = None
-        if choice.num_workers:
-            self._start(only_idle=True)
 
-    @property
-    def runs_user_code_here(self) -> bool:
+    def lead(self, profiler: Profiler, stall_timeout: float, pipelines: Mapping[Hashable, Pipeline]) -> None:
+        """Sets the measurements of the workers, and the pipelines that they start with besides those registered."""
+        self._profiler, self._stall_timeout, self._own = profiler, stall_timeout, pipelines
+
+    def forbid(self, reason: str) -> None:
+        """Ends the choice because workers might compute other bytes than this process."""
+        self.chosen.forbid(reason)
+        self.close()
+
+    def add(self, engine: "MovingEngine") -> None:
+        """Adds an engine, which goes where the others are."""
+        self.chosen.log_reason()
+        self._engines[id(engine)] = engine
+        if self.choice.reading is not None:
+            engine.widen()
+        if self._is_on:
+            self._moved(engine)
+
+    def leave(self, engine: "MovingEngine") -> None:
+        self._engines.pop(id(engine), None)
+
+    def begin_request(self) -> Request | None:
+        now = time.perf_counter()
+        if not self._is_on:
+            self._follow()
+        is_measured = self._windows.are_due(now) and not self.choice.is_final
+        return Request(now, time.process_time()) if is_measured else None
+
+    def end_request(self, request: Request | None, num_outputs: int) -> None:
+        if request is None:
+            return
+        now = time.perf_counter()
+        computed = time.process_time() - request.computed
+        self.requests.append(None)
+        self._record(now, Window(0.0, num_outputs, now - request.begun, computed))
+        self.requests.clear()
+
+    def gives_up(self, error: BaseException) -> bool:
+        """Returns True if workers have failed, and all work is done in this process from now on."""
+        if not isinstance(error, Exception) or is_from_signal_handler(error):
+            return False
+        workers = self.current
+        if workers is None or not workers.are_usable:
+            # Another engine has given up in this request, or another thread has closed the iterator.
+            return self.choice.is_final
+        self.close()
+        self._stay(error)
         return True
 
-    def next_outputs(self) -> Outputs | None:
-        begin = time.perf_counter()
-        is_measured = self._windows.are_due(begin) and not self._choice.is_final
-        computed = time.process_time() if is_measured else 0.0
-        try:
-            outputs = super().next_outputs()
-        except Exception as error:
-            workers = self._workers
-            if workers is None or self._is_closed or not workers.place.is_ours or is_from_signal_handler(error):
-                raise
-            self._stay(error)
-            raise GivenUp from error
-        if is_measured and outputs is not None:
-            now = time.perf_counter()
-            self._record(now, Window(0.0, len(outputs.values), now - begin, time.process_time() - computed))
-        return outputs
-
-    def poll(self) -> Outputs | None:
-        """Returns the next outputs as `next_outputs` does, after waiting for them: its waits are measured."""
-        return self.next_outputs()
-
-    def status(self) -> ExecutorStatus:
-        status = ExecutorStatus(self.schedule.backlog, self.schedule.ready)
-        for budget in (self._budget_here, self._workers):
-            if budget is not None and (place := budget.place) is not None:
-                status = place.status(status)
-        return status
-
-    def stacks(self) -> dict[int, str]:
-        return {} if self._workers is None else self._workers.place.stacks()
-
     def pause(self) -> None:
-        workers, self.budget = self._workers, self._budget_here
-        super().pause()
-        if workers is not None and self._choice.num_workers:
-            workers.pause()
-        elif workers is not None:
-            workers.close(None)
-
-    def close(self, deadline: float | None = None) -> None:
-        # First: another thread may be starting workers.
-        self._is_closed = True
-        super().close(deadline)
-        for budget in (self._budget_here, self._workers):
-            if budget is not None:
-                budget.close(deadline)
-
-    def _begin(self) -> None:
-        workers = self._workers
-        if workers is not None and self.budget is not workers and self._before is None:
-            workers.accept()
-            if workers.place.are_ready:
-                self._choice.record_start(self._windows.window)
-                self._move(workers)
-        super()._begin()
-
-    def _work_here(self) -> bool:
-        # The calls from before the last move are older than those that the budget has.
-        return self._before is None and super()._work_here()
-
-    def _wait(self) -> None:
-        if self._before is None:
-            super()._wait()
-        elif (place := self._before.place) is not None and place.in_flight:
-            place.check_process()
-            place.wait()
+        self._reset()
+        if self.choice.num_workers:
+            super().pause()
         else:
-            before, self._before = self._before, None
-            if before is self._workers:
-                self._workers = None
-                before.close(None)
+            super().close()
+
+    def close(self) -> None:
+        self._reset()
+        super().close()
+
+    def end(self) -> None:
+        super().end()
+        self.chosen.stop_idle()
+
+    def _living(self) -> "list[MovingEngine]":
+        return [engine for reference in self._engines.valuerefs() if (engine := reference()) is not None]
+
+    def _follow(self) -> None:
+        """Lets workers have the calls once they are ready. Ends them once they have completed the last ones."""
+        if self.current is None and self.choice.num_workers and not self._windows.have_begun:
+            self._start(only_idle=True)
+        if (workers := self.current) is None:
+            return
+        self.requests.append(None)
+        try:
+            workers.accept()
+            if workers.are_ready and not self._are_leaving:
+                self.choice.record_start(self._windows.window)
+                self._go_to_workers()
+            elif self._are_leaving and not workers.substreams.in_flight:
+                self._end_leaving()
+        except Exception as error:
+            if not self.gives_up(error):
+                raise
+        self.requests.clear()
+
+    def _go_to_workers(self) -> None:
+        self._is_on = True
+        for engine in self._living():
+            # False once one cannot move.
+            if self._is_on:
+                self._moved(engine)
+        if self._is_on:
+            self._begin_move()
+
+    def _go_here(self) -> None:
+        self._is_on, self._are_leaving = False, True
+        for engine in self._living():
+            engine.move_here()
+        self._begin_move()
+
+    def _end_leaving(self) -> None:
+        for engine in self._living():
+            engine.settle()
+        self._are_leaving = False
+        # The windows go on.
+        super().close()
+
+    def _moved(self, engine: "MovingEngine") -> None:
+        try:
+            engine.move_to_workers()
+        except Exception as error:
+            if not self.gives_up(error):
+                raise
 
     def _record(self, now: float, request: Window) -> None:
         """Adds a request that has ended now. Moves, starts or ends workers if the choice has changed."""
         if not self._windows.have_begun:
             # The first outputs are late, because nothing was ready, and user code loads what it needs.
-            self._scheduling = scheduling_of_threads()
-            self._begin_window(now)
+            if request.batches:
+                self._scheduling = scheduling_of_threads()
+                self._begin_window(now)
             return
         window = self._windows.add(now, request)
-        workers = self._workers
-        if window is None or (workers is not None and self.budget is not workers):
-            # While workers start, the window goes on: `_begin` needs the measurements.
+        workers = self.current
+        if window is None or (workers is not None and not self._is_on):
+            # While workers start, the window goes on: `_follow` needs the measurements.
             return
         window = window._replace(worked=max(0.0, self._profiler.core_seconds - self._worked))
         if workers is None:
-            # The loader may have had some in earlier passes.
-            if not self._choice.num_workers and (known := self._with_delays(window)) is not None:
-                self._choice.record(known)
+            # There may have been some in earlier passes.
+            if not self.choice.num_workers and (known := self._with_delays(window)) is not None:
+                self.choice.record(known)
                 self._widen()
-            if self._choice.num_workers:
+            if self.choice.num_workers:
                 self._start()
-        elif self._before is None and workers.place.are_ready:
+        elif workers.are_ready:
             self._choose(workers, window)
-        self._begin_window(time.perf_counter(), rests=self._choice.rests_after(window))
+        self._begin_window(time.perf_counter(), rests=self.choice.rests_after(window))
 
     def _widen(self) -> None:
         """Lets more threads of this process read, if that was chosen."""
-        reading, budget = self._choice.reading, self._budget_here
-        if reading is not None and not self._has_more_reads and isinstance(budget, ReadAhead):
-            self._has_more_reads = True
-            budget.widen(reading)
+        if self.choice.reading is not None:
+            for engine in self._living():
+                engine.widen()
 
     def _with_delays(self, window: Window) -> Window | None:
         """Returns a window with the time in which threads had no core; None if that matters and is not known yet."""
@@ -190,54 +238,222 @@ class AutoEngine(Engine):
         self._windows.begin(now, rests=rests)
         self._worked = self._profiler.core_seconds
 
-    def _choose(self, workers: "WorkerSlots", window: Window) -> None:
+    def _choose(self, workers: Workers[Any], window: Window) -> None:
         """Changes the number of workers that run."""
-        before = self._choice.num_workers
-        self._choice.record(window)
-        number = self._choice.num_workers
+        before = self.choice.num_workers
+        self.choice.record(window)
+        number = self.choice.num_workers
         if not number:
-            self._move(self._budget_here)
+            self._go_here()
         elif number != before:
             try:
-                workers.place.resize(number)
+                workers.resize(number)
                 self._log_choice()
             except OSError as error:
-                self._choice.keep(before, f"the system allows no more: {error}")
+                self.choice.keep(before, f"the system allows no more: {error}")
 
-    def _move(self, budget: Budget) -> None:
-        """Begins the next calls in another place. The budget before completes those that have begun."""
-        self._before, self.budget = self.budget, budget
-        self.local.substream = budget.substream
+    def _begin_move(self) -> None:
         self._windows, self._scheduling = Windows(), None
         self._begin_window(time.perf_counter())
         self._log_choice()
 
     def _log_choice(self) -> None:
-        if news := self._choice.take_news():
+        if news := self.choice.take_news():
             log_info(f'"auto" chose {news}')
 
     def _start(self, *, only_idle: bool = False) -> None:
+        if only_idle and not self.chosen.are_idle:
+            return
         workers = None
         try:
-            if (begin := self._start_workers(only_idle=only_idle)) is None:
-                return
-            workers = begin(self)
+            pools = self.chosen.pools_of(lambda: {**self._own, **self.pipelines()})
+            options: dict[str, Any] = {"profiler": self._profiler, "pools": pools, "options": self.chosen.options}
+            self.staff(functools.partial(Processes, **options), self._stall_timeout)
+            workers = self.start()
             # Idle ones may be of another number.
-            workers.place.resize(self._choice.num_workers)
+            workers.resize(self.choice.num_workers)
         except Exception as error:
-            if self._is_closed or is_from_signal_handler(error):
+            is_closed = self._is_ended or (workers is not None and not workers.are_usable)
+            if is_closed or is_from_signal_handler(error):
                 raise
-            if workers is not None:
-                workers.close(None)
+            self.close()
             self._stay(error)
-            return
-        self._workers = workers
-        if self._is_closed:
-            # Closed by another thread, which did not see them.
-            workers.close(None)
 
     def _stay(self, error: Exception) -> None:
         """Ends the choice because workers cannot start or go on."""
         reason = " ".join(str(error).split()) or type(error).__name__
-        self._choice.stay(reason)
+        self.choice.stay(reason)
         log_warning(f'"auto" chose no worker processes: {reason}')
+
+
+@final
+class MovingEngine(Engine):
+    """Runs calls here, or in the workers of a crew.
+
+    Args:
+        crew: the crew, which decides where.
+        name: the name of the pipeline in the workers.
+        profiler: the measurements of the pipeline.
+        reading: the threads of this process.
+        is_last: True if the trainer gets the outputs, so that its waits for them are measured.
+        options: those of an `Engine`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        position: Position,
+        *arguments: Any,
+        crew: AutoCrew,
+        name: Hashable,
+        profiler: Profiler,
+        reading: ReadOptions,
+        is_last: bool,
+        **options: Any,
+    ) -> None:
+        super().__init__(plan, position, *arguments, requests=crew.requests if is_last else None, **options)
+        self._here = self.budget
+        # The budgets that have calls from before a move.
+        self._before: list[Budget] = []
+        self._crew = crew
+        self._name, self._profiler = name, profiler
+        self._more_reads = widened(reading)
+        self._is_last = is_last
+        self._is_closed = False
+        crew.add(self)
+
+    @property
+    def runs_user_code_here(self) -> bool:
+        return True
+
+    @property
+    def is_orphaned(self) -> bool:
+        return super().is_orphaned or any(before.is_orphaned for before in self._before)
+
+    def next_outputs(self) -> Outputs | None:
+        crew, is_last = self._crew, self._is_last
+        request = crew.begin_request() if is_last else None
+        try:
+            outputs = super().next_outputs()
+        except Exception as error:  # noqa: BLE001  (raised again)
+            self._fail(error)
+        if is_last and outputs is not None:
+            self._end_request(request, len(outputs.values))
+        return outputs
+
+    def poll(self) -> Outputs | Awaited | None:
+        request = self._crew.begin_request() if self._is_last else None
+        try:
+            found = super().poll()
+        except Exception as error:  # noqa: BLE001  (raised again)
+            self._fail(error)
+        if self._is_last and found is not None:
+            self._end_request(request, len(found.values) if isinstance(found, Outputs) else 0)
+        return found
+
+    def start(self) -> None:
+        try:
+            super().start()
+        except Exception as error:
+            if not self._gives_up(error):
+                raise
+
+    def status(self) -> ExecutorStatus:
+        status = ExecutorStatus(self.schedule.backlog, self.schedule.ready)
+        for place in (self._here.place, self._crew.current):
+            if place is not None:
+                status = place.status(status)
+        return status
+
+    def stacks(self) -> dict[int, str]:
+        workers = self._crew.current
+        return {} if workers is None else workers.stacks()
+
+    def pause(self) -> None:
+        moved, self.budget = [*self._before, self.budget], self._here
+        super().pause()
+        self._crew.leave(self)
+        if self._is_last:
+            self._crew.pause()
+            return
+        for budget in moved:
+            budget.close(None)
+
+    def close(self, deadline: float | None = None) -> None:
+        # First: another thread may be starting workers.
+        self._is_closed = True
+        super().close(deadline)
+        self._crew.leave(self)
+        for budget in (*self._before, self._here):
+            budget.close(deadline)
+        if self._is_last:
+            self._crew.close()
+
+    def widen(self) -> None:
+        """Lets more threads of this process read, unless they do, or the user gave a number of them."""
+        reading, self._more_reads = self._more_reads, None
+        if reading is not None and isinstance(self._here, ReadAhead):
+            self._here.widen(reading)
+
+    def move_to_workers(self) -> None:
+        """Begins the next calls in the workers. Raises an error if they cannot have the pipeline."""
+        check_places_agree([self.plan.pipeline])
+        crew, name = self._crew, self._name
+        self._move(WorkerSlots(self, crew, name) if self._is_last else Joined(self, crew, name, self._profiler))
+
+    def move_here(self) -> None:
+        """Begins the next calls in this process. The workers complete theirs."""
+        self.budget.drain()
+        self._move(self._here)
+
+    def _move(self, budget: Budget) -> None:
+        self._before.append(self.budget)
+        self.budget = budget
+        self.settle()
+        self.local.substream = budget.substream
+        self._is_issued = False
+
+    def settle(self) -> None:
+        """Forgets the budgets whose calls are complete."""
+        self._before = [before for before in self._before if before.in_flight and before is not self.budget]
+
+    def _accept(self) -> None:
+        super()._accept()
+        if self._before:
+            for before in self._before:
+                before.accept()
+            self.settle()
+
+    def _work_here(self) -> bool:
+        # The calls from before the last move are older than those that the budget has.
+        return not self._before and super()._work_here()
+
+    @property
+    def _awaited(self) -> Awaited:
+        return self if self._before else super()._awaited
+
+    def _wait(self) -> None:
+        if not self._before:
+            super()._wait()
+            return
+        # Another engine of the crew may have completed its calls.
+        self.settle()
+        if self._before and (place := self._before[0].place) is not None:
+            place.check_process()
+            place.wait()
+            self.settle()
+
+    def _end_request(self, request: Request | None, num_outputs: int) -> None:
+        self._crew.end_request(request, num_outputs)
+        if self._is_closed:
+            # By another thread, which did not see the workers that have started.
+            self._crew.close()
+
+    def _fail(self, error: Exception) -> NoReturn:
+        if self._gives_up(error):
+            raise GivenUp from error
+        raise error
+
+    def _gives_up(self, error: Exception) -> bool:
+        is_here = all(budget is self._here for budget in (self.budget, *self._before))
+        return not (self._is_closed or is_here) and self._crew.gives_up(error)

@@ -14,11 +14,13 @@ Guarantees:
 """
 
 import time
+import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, TypeAlias, final
+from typing import Any, Protocol, TypeAlias, final
 
 from millstream.loader.engine.engine import Budget, Engine
 from millstream.loader.engine.places import Here
+from millstream.loader.engine.worker_choice import WorkerChoice
 from millstream.loader.engine.workers import Workers
 from millstream.loader.measuring import ExecutorStatus, Profiler
 from millstream.loader.pipeline.calls import Outputs
@@ -30,7 +32,12 @@ TakeWorkers: TypeAlias = Callable[[Any, list[None], Here], Workers[Any]]
 """Takes workers, given the owner, the requests and the thread of the consumer, see `Workers`."""
 
 
-@final
+class HasPipeline(Protocol):
+    """An `Execution`."""
+
+    pipeline: Pipeline
+
+
 class Crew:
     """The workers of one or several engines, from the first call on until they are paused or closed.
 
@@ -40,10 +47,13 @@ class Crew:
     Attributes:
         requests: this list.
         current: the workers that run; None if there are none.
+        choice: the number of workers that is chosen at run time; None if it is given.
     """
 
+    choice: WorkerChoice | None = None
+
     def __init__(self, requests: list[None] | None = None) -> None:
-        self._pipelines: dict[Hashable, Pipeline] | None = {}
+        self._executions: weakref.WeakValueDictionary[Hashable, HasPipeline] = weakref.WeakValueDictionary()
         self._take: TakeWorkers | None = None
         self._stall_timeout = 0.0
         self._pools: WarmPools[Any] | None = None
@@ -51,15 +61,13 @@ class Crew:
         self.requests: list[None] = [] if requests is None else requests
         self.current: Workers[Any] | None = None
 
-    def register(self, name: Hashable, pipeline: Pipeline) -> None:
-        """Adds a pipeline that the workers start with. They get those of iterators that are opened later on demand."""
-        if self._pipelines is not None:
-            self._pipelines.setdefault(name, pipeline)
+    def register(self, name: Hashable, execution: HasPipeline) -> None:
+        """Adds an execution whose pipeline workers start with. They get those of later ones on demand."""
+        self._executions[name] = execution
 
-    def take_pipelines(self) -> dict[Hashable, Pipeline]:
-        """Returns all pipelines that were registered, by name. Later ones are not."""
-        pipelines, self._pipelines = self._pipelines or {}, None
-        return pipelines
+    def pipelines(self) -> dict[Hashable, Pipeline]:
+        """Returns the pipelines of the executions that are in use, by name."""
+        return {name: execution.pipeline for name, execution in self._executions.items()}
 
     def staff(self, take: TakeWorkers, stall_timeout: float, pools: WarmPools[Any] | None = None) -> None:
         """Sets where workers come from.
@@ -98,9 +106,26 @@ class Crew:
         try:
             workers.accept()
             workers.issue()
-        except BaseException:
-            self.close()
-            raise
+        except BaseException as error:
+            if not self.gives_up(error):
+                self.close()
+                raise
+
+    def begin_request(self) -> Any:
+        """Begins a request of the trainer. Returns what its end needs, if it is measured."""
+        return None
+
+    def end_request(self, request: Any, num_outputs: int) -> None:
+        """Ends a request of the trainer, which got outputs. The number of workers may change."""
+
+    @property
+    def as_auto(self) -> Any:
+        """This crew if it chooses its number of workers; otherwise None."""
+        return None
+
+    def gives_up(self, error: BaseException) -> bool:  # noqa: ARG002  (for a crew that needs no workers)
+        """Returns True if the engines go on without workers after an error."""
+        return False
 
     def pause(self) -> None:
         """Leaves the workers to the next iterator. The engines are replaced by others at their positions."""
@@ -156,6 +181,9 @@ class _InCrew(Budget):
 
     def issue(self) -> None:
         self.place.issue(self.substream)
+
+    def drain(self) -> None:
+        self.place.substreams.retire(self.substream)
 
 
 @final

@@ -94,6 +94,9 @@ class Budget:
     def issue(self) -> None:
         """Begins the calls that the budget allows."""
 
+    def drain(self) -> None:
+        """Begins no more calls until it issues again. Those in flight go on."""
+
     def wait(self) -> None:
         """Completes a call that runs ahead, after waiting for it for a bounded time."""
 

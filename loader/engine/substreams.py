@@ -51,6 +51,7 @@ class Substream:
         number: the number of the stream, which its calls carry.
         in_flight: the number of calls that workers got and did not complete.
         drawn: the number of elements drawn from it.
+        is_retired: True if no more calls begin.
     """
 
     plan: Plan
@@ -62,6 +63,7 @@ class Substream:
     number: int = dataclasses.field(default=0, init=False)
     in_flight: int = dataclasses.field(default=0, init=False)
     drawn: int = dataclasses.field(default=0, init=False)
+    is_retired: bool = dataclasses.field(default=False, init=False)
 
     @classmethod
     def in_workers(cls, plan: Plan, schedule: Schedule, profiler: Profiler, *, max_bytes: int = sys.maxsize) -> Self:
@@ -132,7 +134,8 @@ class Substreams:
 
     def wake(self, substream: Substream) -> None:
         """Marks a stream as possibly able to begin calls. The last one always is."""
-        if substream is not self._last and self._substreams.get(substream.number) is substream:
+        is_known = self._substreams.get(substream.number) is substream
+        if is_known and substream is not self._last and not substream.is_retired:
             self._awake[substream] = None
 
     def may_begin(self, substream: Substream, max_calls: int, buffered_calls: int) -> bool:
@@ -190,6 +193,18 @@ class Substreams:
             return
         self._drawn += substream.drawn + 1
         self.wake(substream)
+
+    @property
+    def in_flight(self) -> int:
+        """The number of calls taken for workers and not completed, of all streams."""
+        return sum(substream.in_flight for substream in self._substreams.values())
+
+    def retire(self, substream: Substream) -> None:
+        """Begins no more calls of a stream, but completes those in flight."""
+        substream.is_retired = True
+        self._awake.pop(substream, None)
+        if self._last is substream:
+            self._last = None
 
     def remove(self, substream: Substream) -> None:
         if self._substreams.get(substream.number) is substream:

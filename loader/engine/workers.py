@@ -176,9 +176,9 @@ class Workers(Place, Generic[WorkerT]):
         return substream
 
     @property
-    def is_ours(self) -> bool:
-        """True in the process that started the workers."""
-        return self._pool.is_ours
+    def are_usable(self) -> bool:
+        """True in the process that started the workers, until they are closed."""
+        return self._pool.is_usable
 
     @property
     def are_ready(self) -> bool:

@@ -145,6 +145,11 @@ class MultiprocessingOptions:
         return dataclasses.replace(self, num_workers=num_workers, chooses_workers=False)
 
     @property
+    def are_wanted(self) -> bool:
+        """True if there are workers, or may be at run time."""
+        return self.num_workers > 0 or self.chooses_workers
+
+    @property
     def stall_limit(self) -> str:
         """A sentence about the time after which a stall becomes an error."""
         if math.isinf(self.stall_timeout):

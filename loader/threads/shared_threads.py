@@ -85,7 +85,7 @@ class SharedThreads:
         self.max_bytes = min_buffer_bytes(asked) or self._default_bytes
         if num_threads > self._max_threads:
             self._max_threads, self._concurrency = num_threads, Concurrency(num_threads, settled)
-        self._records_read[engine] = 0.0
+        self._records_read.setdefault(engine, 0.0)
         readers = self._readers
         if readers is None or readers.is_stopped:
             self._readers = readers = ReaderThreads(self.level)

@@ -18,7 +18,7 @@ import pytest
 import millstream
 from millstream.errors import WorkerDiedError
 from millstream.loader.engine import worker_choice
-from millstream.loader.engine.auto import AutoEngine
+from millstream.loader.engine.auto import AutoCrew, MovingEngine
 from millstream.loader.engine.engine import ReadAhead
 from millstream.loader.engine.processes import Processes
 from millstream.loader.engine.worker_choice import Window, WorkerChoice
@@ -49,15 +49,15 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return numbers
 
 
-def executor_of(iterator: millstream.DataLoaderIterator) -> AutoEngine:
+def executor_of(iterator: millstream.DataLoaderIterator) -> MovingEngine:
     executor = iterator._executor
-    assert isinstance(executor, AutoEngine)
+    assert isinstance(executor, MovingEngine)
     return executor
 
 
 def pids_of(iterator: millstream.DataLoaderIterator) -> set[int | None]:
-    workers = executor_of(iterator)._workers
-    return set() if workers is None else {worker.pid for worker in workers.place._pool.workers}
+    workers: Any = executor_of(iterator)._crew.current
+    return set() if workers is None else {worker.pid for worker in workers._pool.workers}
 
 
 MANY: dict[str, Any] = {"data_source": range(1_600), "sampler": millstream.IndexSampler(1_600, num_epochs=1)}
@@ -128,9 +128,9 @@ def test_workers_are_added_and_ended(choose: Callable[..., None], caplog: pytest
     with auto(**MANY) as loader, iter(loader) as iterator:
         for step, batch in enumerate(iterator):
             assert batch.tolist() == list(range(4 * step, 4 * step + 4))
-            workers = executor_of(iterator)._workers
+            workers = executor_of(iterator)._crew.current
             if workers is not None:
-                workers.place.accept()
+                workers.accept()
             pids = pids_of(iterator)
             if len(pids) != (counts or [0])[-1]:
                 counts.append(len(pids))
@@ -274,9 +274,9 @@ def test_sleepers_are_judged_once_their_delays_are_known(monkeypatch: pytest.Mon
     """A process that lacks cores looks as if it waited, so a window decides nothing if they were not read before it."""
     recorded: list[Window] = []
     judged: list[tuple[bool, bool]] = []
-    with_delays = AutoEngine._with_delays
+    with_delays = AutoCrew._with_delays
 
-    def judge(self: AutoEngine, window: Window) -> Window | None:
+    def judge(self: AutoCrew, window: Window) -> Window | None:
         known = with_delays(self, window)
         judged.append((window.seems_to_wait, known is not None))
         return known
@@ -292,19 +292,19 @@ def test_sleepers_are_judged_once_their_delays_are_known(monkeypatch: pytest.Mon
     move_as(monkeypatch, lambda _, window: recorded.append(window))
     moment = threading.Event()
     with auto(lambda _: moment.wait(0.002), read_options=millstream.ReadOptions(0)) as loader:
-        monkeypatch.setattr(AutoEngine, "_with_delays", judge)
+        monkeypatch.setattr(AutoCrew, "_with_delays", judge)
         assert len(batches(loader)) == len(EXPECTED)
         # The first outputs are late, and decide nothing either.
         assert len(judged) == len(EXPECTED) - 1
         check(were_read=True)
         with iter(loader) as iterator:
             next(iterator)
-            engine, waiting, computing = executor_of(iterator), Window(1.0, 10, 0.9, 0.1), Window(1.0, 10, 0.9, 0.8)
-            assert with_delays(engine, waiting) is not None
-            assert with_delays(engine, computing) == computing
-            assert engine._scheduling is None
-            assert with_delays(engine, waiting) is None
-            engine._scheduling = None
+            crew, waiting, computing = executor_of(iterator)._crew, Window(1.0, 10, 0.9, 0.1), Window(1.0, 10, 0.9, 0.8)
+            assert with_delays(crew, waiting) is not None
+            assert with_delays(crew, computing) == computing
+            assert crew._scheduling is None
+            assert with_delays(crew, waiting) is None
+            crew._scheduling = None
             recorded.clear()
             judged.clear()
             for _ in range(2):
@@ -399,7 +399,7 @@ def test_workers_end_that_start_while_another_thread_closes_the_iterator(
     choose: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread cannot see them yet."""
-    engines: list[AutoEngine] = []
+    engines: list[MovingEngine] = []
     choose(1)
     with auto(**MANY) as loader:
         iterator = iter(loader)
@@ -665,7 +665,7 @@ def test_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another word is refused; one core, and debug=True, mean no workers."""
     with pytest.raises(ValueError, match=r'worker_count must be a number, None or "auto", got \'many\'.'):
         loader_of(worker_count="many")
-    monkeypatch.setattr("millstream.loader.execution.available_cores", lambda: 1)
+    monkeypatch.setattr("millstream.loader.engine.staffing.available_cores", lambda: 1)
     with auto() as loader:
         assert "one core" in str(loader.summary())
     with auto(debug=True) as loader:
