@@ -9,7 +9,7 @@ from typing import Any, final
 from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import Source
 from millstream.dataset.step import Step, folded
-from millstream.loader.pipeline.steps import MAX_HELD_RECORDS, may_depend_on_thread
+from millstream.loader.pipeline.plan import may_be_stream
 
 SHOWN_PARENTS = 8
 """Maximum number of parents that are shown; the others are counted."""
@@ -121,7 +121,7 @@ def check_no_stream(end: Step) -> None:
 
     def check(one: Step, _: list[None]) -> None:
         for source in (one.source,) if isinstance(one, Source) else ():
-            if len(source) >= MAX_HELD_RECORDS and may_depend_on_thread(source):
+            if may_be_stream(source):
                 raise TypeError(f"{type(source).__name__} may be a stream, whose records are read once")
 
     folded(end, check)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import time
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.configuration import config
@@ -15,7 +15,7 @@ from millstream.loader.engine.worker_choice import WorkerChoice
 from millstream.loader.measuring import LOADER, Frontend, Profiler
 from millstream.loader.pipeline.calls import Position
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.plan import Plan, may_be_stream
 from millstream.loader.pipeline.stages import Instrument
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS
@@ -108,8 +108,7 @@ class Execution:
             makes_batches = any(operation.makes_batches for operation in pipeline.operations)
             self.chosen = ChosenWorkers(workers, reading, makes_batches=makes_batches)
         choice = None if self.chosen is None else self.chosen.choice
-        if self.plan.source_is_stream and (chooser := self.chosen or self._auto_crew) is not None:
-            chooser.forbid("the source may be a stream, which only one process can read")
+        self.keep_streams_here([pipeline.source])
         self.insight = Insight(
             self.plan, self.profiler, workers, reading, frontend=frontend, num_cores=cores, choice=choice
         )
@@ -129,6 +128,11 @@ class Execution:
     def choice(self) -> WorkerChoice | None:
         """The number of workers that is chosen at run time; None for that of the options."""
         return None if self.chosen is None else self.chosen.choice
+
+    def keep_streams_here(self, sources: Iterable[Any]) -> None:
+        """Chooses no workers for "auto" if one of the sources may be a stream."""
+        if (chooser := self.chosen or self._auto_crew) is not None and any(map(may_be_stream, sources)):
+            chooser.forbid("the source may be a stream, which only one process can read")
 
     @property
     def _auto_crew(self) -> "AutoCrew | None":

@@ -196,6 +196,10 @@ def _sources_of(nodes: Iterable[Node]) -> dict[str, Any]:
     return dict(zip(names, found.values(), strict=False))
 
 
+def sources_below(end: Node) -> Iterable[Any]:
+    return _sources_of(_nodes_of(end)).values()
+
+
 def _named(nodes: Iterable[Node]) -> dict[str, Any]:
     """Returns the values that are not operations, by the names that errors give them.
 
@@ -262,7 +266,7 @@ class WarmWorkers:
         return type(self), ()
 
     def lend(self, use: "Hashable", make: Callable[[], Lent]) -> Lent:
-        """Returns what earlier iterators had for the same use, or else something new, which later ones get."""
+        """Returns the object that earlier iterators had for the same use, or a new one, which later ones get."""
         known: Lent | None = self._lent.get(use)
         # If two threads begin at the same time, both get the same.
         return self._lent.setdefault(use, make()) if known is None else known
@@ -369,6 +373,8 @@ class Running:
             compiled=compiled,
             chosen=chosen,
         )
+        if chain is not None and chain.node is not None:
+            execution.keep_streams_here(sources_below(chain.node))
         if (pools := execution.pools) is not None and chosen is None:
             execution.pools = self.warm.lend(use, lambda: pools)
         return execution

@@ -21,7 +21,7 @@ from millstream.dataset.iterators.chain_iterator import EngineIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.inputs import JoinedInput
-from millstream.dataset.iterators.running import FixedChain, Running, Shared, WarmWorkers, checked_maps
+from millstream.dataset.iterators.running import FixedChain, Running, Shared, WarmWorkers, checked_maps, sources_below
 from millstream.dataset.joins.drawn_mixture import ExhaustingMixture, MixedInputs
 from millstream.dataset.node_source import NodeSource
 from millstream.dataset.nodes.element_nodes import Batched, Mapped, MappedAtRandom, MappedWithIndex
@@ -319,6 +319,7 @@ class MixtureIterator(EngineIterator):
             running = dataclasses.replace(running, warm=WarmWorkers())
             stage = f"mixture from {mixed.begin} with {mixed.lead}"
         execution = running.execution(stage, pipeline, MIXED_CHAIN)
+        execution.keep_streams_here(sources_below(mixed))
         # Its states are those of the operations after the stream.
         return execution, DataLoaderIterator.of(execution, self._fed.description)
 

@@ -8,7 +8,7 @@
 Guarantees:
     * One schedule has the calls of an engine in all places, so moving loses, repeats and reorders none. A call that has
       begun in one place is completed there, and the next ones begin in the other.
-    * All engines of a crew move together, between two requests. One that is created later begins where they are.
+    * All engines of a crew move together, between two requests. One that is created later begins in their place.
     * No worker starts before the first outputs were delivered, unless idle ones are there from an earlier pass.
     * Workers get calls once all of them are ready. Until then, this process works as if there were none.
     * If workers cannot start or go on, for instance because an operation cannot be pickled or the system has no process
@@ -91,7 +91,7 @@ class AutoCrew(Crew):
         self.close()
 
     def add(self, engine: "MovingEngine") -> None:
-        """Adds an engine, which goes where the others are."""
+        """Adds an engine, which begins in the place of the others."""
         self.chosen.log_reason()
         self._engines[id(engine)] = engine
         if self.choice.reading is not None:

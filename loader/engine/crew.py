@@ -112,7 +112,7 @@ class Crew:
                 raise
 
     def begin_request(self) -> Any:
-        """Begins a request of the trainer. Returns what its end needs, if it is measured."""
+        """Begins a request of the trainer. Returns a value for `end_request`, if it is measured."""
         return None
 
     def end_request(self, request: Any, num_outputs: int) -> None:

@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,7 @@ from millstream.loader.pipeline.steps import (
     run_steps,
 )
 from millstream.samplers.base import POSITION_LIMIT, is_mixed
-from millstream.sources.base import is_held
+from millstream.sources.base import DataSource, is_held
 from millstream.sources.source_checks import batched_read_of, is_in_memory, read_directly_of, reads_in_one_call
 from millstream.transforms import Batch, Transformation
 
@@ -65,6 +66,11 @@ TURNS_APART = 1 << 20
 
 READ = "read"
 """The name under which the time spent on reading is measured."""
+
+
+def may_be_stream(source: DataSource[Any]) -> bool:
+    """Returns True if a source may be a stream that ignores the keys: it seems endless, and is the user's."""
+    return may_depend_on_thread(source) and len(source) >= MAX_HELD_RECORDS
 
 
 class Plan:
@@ -110,7 +116,7 @@ class Plan:
         self.shards = tuple(LogicalShard.of(number, pipeline, groups) for number in range(len(pipeline.logical_shards)))
         self.partition = self.shards[0].partition
         self.blocks_are_batches = bool(self.shards[0].first_batches)
-        self.source_is_stream = self.source_may_depend_on_thread and len(source) >= MAX_HELD_RECORDS
+        self.source_is_stream = may_be_stream(source)
         tolerance = pipeline.tolerance
         read = _reader(pipeline)
         if not groups[0] or (tolerance is not None and groups[0][0].gathers):

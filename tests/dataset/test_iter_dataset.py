@@ -15,6 +15,7 @@ from millstream.transforms import ConcatThenSplit, Rebatch
 from support.draw.streams import ERRORS, Errors, Stream, as_document, streams
 from support.everywhere import THREADS, assert_same_everywhere, assert_survives_interrupts, in_workers
 from support.laws import assert_resumes_everywhere
+from support.processes.moves import move_at_random
 
 
 @settings(max_examples=75)
@@ -33,6 +34,20 @@ def test_a_stream_is_the_oracles_in_workers(stream: Stream, chance: random.Rando
     """So they are in workers, of the whole stream or of parts of it, also while workers are killed."""
     note(repr(stream))
     assert_same_everywhere(stream, chance, [in_workers(chance), chance.choice(THREADS)], errors, kills=kills)
+
+
+@settings(max_examples=6)
+@given(streams(6, fails=True), st.randoms(use_true_random=False), st.booleans(), st.booleans())
+def test_a_stream_is_the_oracles_while_its_work_moves(
+    stream: Stream, chance: random.Random, skips: bool, kills: bool
+) -> None:
+    """So they are while "auto" moves it between this process and workers, also while these are killed."""
+    place = in_workers(chance, ["auto"])
+    note(f"{stream!r} in {place}")
+    with pytest.MonkeyPatch.context() as patch:
+        move_at_random(patch, random.Random(chance.random()))
+        assert_same_everywhere(stream, chance, [place], skips=skips, kills=kills)
+        assert_survives_interrupts(stream, chance, place)
 
 
 @settings(max_examples=60)

@@ -1,9 +1,13 @@
-"""Streams below a join, read by worker processes: one set of them does the work of all, whenever a stream is opened."""
+"""Streams below a join, read by worker processes: one set of them does the work of all, whenever a stream is opened.
+
+With "auto", this process does it until they are ready.
+"""
 
 import functools
 import gc
 import itertools
 import os
+import random
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +19,16 @@ from millstream import IterDataset, MapDataset, ReadOptions
 from millstream.experimental import InterleaveIterDataset, ZipIterDataset
 from millstream.loader.processes import pool
 from support.faults.interrupted import interrupt_at
+from support.processes.moves import move_at_random, move_once
 from support.processes.process_tree import settled_workers, worker_pids
 from support.processes.worker_pools import python
+
+
+@pytest.fixture(params=[2, "auto"])
+def two(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns two workers as a number, and as "auto", which chooses that number as soon as it can."""
+    move_once(monkeypatch, 2)
+    return request.param
 
 
 def with_process(number: int) -> tuple[int, int]:
@@ -91,13 +103,52 @@ def test_the_trainer_computes_no_element_of_workers_again() -> None:
     assert all(array.flags.writeable for array in found)
 
 
+@pytest.mark.parametrize("join", [lazy, in_turn, mixed, many])
+@pytest.mark.parametrize("order", ["join", "join, lists", "lists after mp_prefetch"])
+def test_all_functions_below_a_join_move_together(
+    join: Callable[[], IterDataset[Any]], order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With "auto", the first elements come from this process, and later ones from one set of workers."""
+    move_once(monkeypatch, 2)
+    with iter(lists(join()) if "lists" in order else join()) as iterator:
+        expected = numbers(list(iterator))
+    spread = (lists(join()) if order == "join, lists" else join()).mp_prefetch("auto")
+    with iter(lists(spread) if order == "lists after mp_prefetch" else spread) as iterator:
+        elements = list(iterator)
+        workers = worker_pids()
+    assert numbers(elements) == expected
+    assert len(workers) == 2
+    processes = [process for element in elements for _, process in leaves(element)]
+    assert processes[0] == os.getpid()
+    assert {os.getpid()} < set(processes) <= {os.getpid()} | workers
+
+
+def test_all_streams_move_wherever_auto_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams that ask for "auto" below a join that does not, move each with workers of their own."""
+    move_once(monkeypatch, 1)
+    below = [stream(number, 50).mp_prefetch("auto") for number in range(2)]
+    for dataset in (
+        IterDataset.mix(below),
+        lists(IterDataset.mix(below)),
+        InterleaveIterDataset(below, cycle_length=2),
+    ):
+        with iter(dataset) as iterator:
+            elements = list(iterator)
+        assert numbers(elements) == numbers(list(dataset))
+        assert len({process for element in elements for _, process in leaves(element)}) == 3
+
+
+@pytest.mark.parametrize("number", [2, "auto"])
 @pytest.mark.parametrize("dataset", [lists(lazy()), mixed()], ids=["interleave, lists", "mix of interleaves"])
-def test_a_join_in_workers_that_is_interrupted_is_where_it_says(dataset: IterDataset[Any]) -> None:
+def test_a_join_in_workers_that_is_interrupted_is_where_it_says(
+    dataset: IterDataset[Any], number: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An exception at any moment of `next`: what follows is what follows its state in the stream.
 
     A `next` may lose its element on the way to the caller, and that one alone.
     """
-    spread, expected = dataset.mp_prefetch(2), numbers(list(dataset))
+    move_at_random(monkeypatch, random.Random(4))
+    spread, expected = dataset.mp_prefetch(number), numbers(list(dataset))
     num_interrupted = 0
     for moment in (0, 20, 180, 1500):
         with iter(spread) as iterator:
@@ -114,6 +165,8 @@ def begin(dataset: IterDataset[Any], *, is_interrupted: bool) -> set[int]:
     """Returns the workers of an iterator that is used, moved, and perhaps interrupted, and then dropped."""
     iterator = iter(dataset)
     next(iterator)
+    while not worker_pids():
+        next(iterator)
     state, workers = iterator.get_state(), settled_workers(2)
     following = numbers([next(iterator), next(iterator)])
     iterator.set_state(state)
@@ -126,9 +179,9 @@ def begin(dataset: IterDataset[Any], *, is_interrupted: bool) -> set[int]:
 
 
 @pytest.mark.parametrize("dataset", [in_turn(), lists(in_turn())], ids=["interleave", "interleave, lists"])
-def test_workers_of_a_join_survive_its_moves_and_not_its_interrupts(dataset: IterDataset[Any]) -> None:
+def test_workers_of_a_join_survive_its_moves_and_not_its_interrupts(dataset: IterDataset[Any], two: Any) -> None:
     """`set_state` keeps the worker processes; after a Ctrl-C in `next`, no other iterator gets them."""
-    spread = dataset.mp_prefetch(2)
+    spread = dataset.mp_prefetch(two)
     workers = begin(spread, is_interrupted=False)
     assert begin(spread, is_interrupted=True) == workers
     gc.collect()
@@ -143,10 +196,10 @@ def fail_at_three(element: tuple[int, int]) -> tuple[int, int]:
     return element
 
 
-def test_workers_of_an_interrupted_recovery_are_not_used_again() -> None:
+def test_workers_of_an_interrupted_recovery_are_not_used_again(two: Any) -> None:
     """After an error, `get_state` draws elements again; a Ctrl-C in that ends the workers, and none is lost."""
     dataset = IterDataset.interleave([stream(0), stream(1).map(fail_at_three)], cycle_length=2)
-    with iter(dataset.mp_prefetch(2)) as iterator:
+    with iter(dataset.mp_prefetch(two)) as iterator:
         got = []
         with pytest.raises(LookupError):
             got.extend(iterator)

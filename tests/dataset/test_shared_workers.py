@@ -15,6 +15,7 @@ from millstream import IterDataset, MapDataset
 from millstream.errors import WorkerDiedError
 from millstream.experimental import InterleaveIterDataset, LimitIterDataset, RepeatIterDataset
 from support.faults.user_faults import At, be_killed
+from support.processes.moves import move_once
 from support.processes.process_tree import settled_workers, worker_pids
 
 
@@ -71,16 +72,16 @@ def numbers_below() -> IterDataset[Any]:
     return MapDataset.range(60).to_iter_dataset()
 
 
-WITH_WORKERS: dict[str, Callable[[], IterDataset[Any]]] = {
-    "read": lambda: numbers_below().map(abs).mp_prefetch(2),
-    "fed": lambda: IterDataset.mix([numbers_below().filter(bool), numbers_below()]).map(abs).mp_prefetch(2),
-    "mixture": lambda: IterDataset.mix([numbers_below(), numbers_below()]).map(abs).mp_prefetch(2),
-    "in the middle": lambda: numbers_below().map(float).mp_prefetch(2).map(int),
-    "interleave": lambda: interleaved(1).map(abs).mp_prefetch(2),
-    "interleave alone": lambda: interleaved(2).mp_prefetch(2),
-    "interleave before local": lambda: interleaved(2).mp_prefetch(2).map(abs),
-    "limit alone": lambda: LimitIterDataset(numbers_below(), 40).mp_prefetch(2),
-    "repeat alone": lambda: RepeatIterDataset(numbers_below().map(abs), 2).mp_prefetch(2),
+WITH_WORKERS: dict[str, Callable[[Any], IterDataset[Any]]] = {
+    "read": lambda two: numbers_below().map(abs).mp_prefetch(two),
+    "fed": lambda two: IterDataset.mix([numbers_below().filter(bool), numbers_below()]).map(abs).mp_prefetch(two),
+    "mixture": lambda two: IterDataset.mix([numbers_below(), numbers_below()]).map(abs).mp_prefetch(two),
+    "in the middle": lambda two: numbers_below().map(float).mp_prefetch(two).map(int),
+    "interleave": lambda two: interleaved(1).map(abs).mp_prefetch(two),
+    "interleave alone": lambda two: interleaved(2).mp_prefetch(two),
+    "interleave before local": lambda two: interleaved(2).mp_prefetch(two).map(abs),
+    "limit alone": lambda two: LimitIterDataset(numbers_below(), 40).mp_prefetch(two),
+    "repeat alone": lambda two: RepeatIterDataset(numbers_below().map(abs), 2).mp_prefetch(two),
 }
 
 
@@ -89,13 +90,15 @@ def interleaved(cycle_length: int) -> IterDataset[Any]:
     return InterleaveIterDataset([numbers_below(), numbers_below().map(abs)], cycle_length=cycle_length)
 
 
+@pytest.mark.parametrize("two", [2, "auto"])
 @pytest.mark.parametrize("kind", WITH_WORKERS)
-def test_the_next_pass_finds_the_workers(kind: str) -> None:
+def test_the_next_pass_finds_the_workers(kind: str, two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes have the same processes, also after one that was left; two at once have their own, and the right elements.
 
     All end when an iterator is closed, after which the dataset can be read again, or with the dataset.
     """
-    dataset = WITH_WORKERS[kind]()
+    move_once(monkeypatch, 2)
+    dataset = WITH_WORKERS[kind](two)
     expected = list(dataset)
     first = settled_workers(2)
     for element in dataset:

@@ -8,7 +8,7 @@ import random
 import re
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from millstream import ReadOptions
 from support.draw.shares import Elastic
@@ -26,10 +26,11 @@ THREADS = [
 """Places in threads, also with budgets below one block."""
 
 
-def in_workers(chance: random.Random) -> Place:
-    """Returns any place in one or two worker processes: of the whole stream, or of parts of it."""
+def in_workers(chance: random.Random, numbers: Sequence[int | Literal["auto"]] = (1, 2)) -> Place:
+    """Returns any place in such a number of worker processes: of the whole stream, or of parts of it."""
     spots = chance.choice([frozenset[int](), frozenset({0, 2}), frozenset({1})])
-    return Place(chance.choice([None, ReadOptions(2, 3)]), chance.choice([1, 2]), spots, chance.choice([None, None, 4]))
+    reading = chance.choice([None, ReadOptions(2, 3)])
+    return Place(reading, chance.choice(numbers), spots, chance.choice([None, None, 4]))
 
 
 class Reading(NamedTuple):

@@ -639,14 +639,29 @@ def test_operations_after_it_stay_here(
     assert len(num_workers) > 1
 
 
-def test_chains_that_cannot_move_stay_here(choose: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
-    """Combinations of datasets need a number of workers: the log says so."""
+@pytest.mark.parametrize("batch", [0, 4])
+@pytest.mark.parametrize(("below", "word"), [(Stream(), "stream"), (threading.Lock(), "lock")], ids=["stream", "lock"])
+def test_joins_that_cannot_move_stay_here(
+    below: Any, word: str, batch: int, choose: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """If workers cannot have one of the streams below, no stream moves, and one line in the log has the reason."""
     choose(2)
-    dataset = millstream.IterDataset.mix([chain_of(), chain_of()], [0.5, 0.5]).mp_prefetch("auto")
-    with contextlib.closing(iter(dataset)) as iterator:
-        for _ in iterator:
-            assert not processes_below()
-    assert "combination" in caplog.text
+
+    def hold(element: int) -> int:
+        assert below
+        return element
+
+    source = below if isinstance(below, Stream) else range(1_600)
+    one = millstream.MapDataset.source(source).map(hold).to_iter_dataset().filter(lambda number: number % 3 > 0)
+    dataset = millstream.IterDataset.mix([chain_of(), one], [0.5, 0.5])
+    with contextlib.closing(
+        iter((dataset.batch(batch, batch_fn=list) if batch else dataset).mp_prefetch("auto"))
+    ) as iterator:
+        assert len(list(iterator)) > 5
+        assert not worker_pids()
+        assert word in str(iterator.summary())
+    (record,) = caplog.records
+    assert word in record.getMessage()
 
 
 def test_mixtures_that_are_read_by_position_have_workers(

@@ -35,3 +35,13 @@ def move_at_random(patch: pytest.MonkeyPatch, chance: random.Random, max_workers
             choice.num_workers = chance.randint(0, max_workers)
 
     move_as(patch, choose)
+
+
+def move_once(patch: pytest.MonkeyPatch, num_workers: int) -> None:
+    """Lets all work move to some workers after the first outputs, and stay there."""
+
+    def choose(choice: WorkerChoice, _: Window) -> None:
+        if not choice.is_final:
+            choice.num_workers = num_workers
+
+    move_as(patch, choose)
