@@ -564,7 +564,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         Args:
             options: the number of workers and of elements that each keeps ready, or only the number of workers; None
                 for one per core, 0 for none; "auto" to begin in this process, and to start, add and end workers while
-                you train, as `docs/tuning.md` explains. Chains that combine datasets need a number.
+                you train, as `docs/tuning.md` explains.
             worker_init_fn: called once in each worker process, replacements of dead ones included, before it computes
                 anything: `worker_init_fn(index, count)` with the worker's index, 0 … count - 1. It must be picklable.
                 No element may depend on the index.

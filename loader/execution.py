@@ -108,7 +108,7 @@ class Execution:
             makes_batches = any(operation.makes_batches for operation in pipeline.operations)
             self.chosen = ChosenWorkers(workers, reading, makes_batches=makes_batches)
         choice = None if self.chosen is None else self.chosen.choice
-        self.keep_streams_here([pipeline.source])
+        self.keep_streams_here(lambda: [pipeline.source])
         self.insight = Insight(
             self.plan, self.profiler, workers, reading, frontend=frontend, num_cores=cores, choice=choice
         )
@@ -129,9 +129,9 @@ class Execution:
         """The number of workers that is chosen at run time; None for that of the options."""
         return None if self.chosen is None else self.chosen.choice
 
-    def keep_streams_here(self, sources: Iterable[Any]) -> None:
+    def keep_streams_here(self, sources: Callable[[], Iterable[Any]]) -> None:
         """Chooses no workers for "auto" if one of the sources may be a stream."""
-        if (chooser := self.chosen or self._auto_crew) is not None and any(map(may_be_stream, sources)):
+        if (chooser := self.chosen or self._auto_crew) is not None and any(map(may_be_stream, sources())):
             chooser.forbid("the source may be a stream, which only one process can read")
 
     @property

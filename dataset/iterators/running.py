@@ -374,7 +374,7 @@ class Running:
             chosen=chosen,
         )
         if chain is not None and chain.node is not None:
-            execution.keep_streams_here(sources_below(chain.node))
+            execution.keep_streams_here(functools.partial(sources_below, chain.node))
         if (pools := execution.pools) is not None and chosen is None:
             execution.pools = self.warm.lend(use, lambda: pools)
         return execution

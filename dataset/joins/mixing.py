@@ -319,7 +319,7 @@ class MixtureIterator(EngineIterator):
             running = dataclasses.replace(running, warm=WarmWorkers())
             stage = f"mixture from {mixed.begin} with {mixed.lead}"
         execution = running.execution(stage, pipeline, MIXED_CHAIN)
-        execution.keep_streams_here(sources_below(mixed))
+        execution.keep_streams_here(functools.partial(sources_below, mixed))
         # Its states are those of the operations after the stream.
         return execution, DataLoaderIterator.of(execution, self._fed.description)
 

@@ -417,8 +417,8 @@ class MovingEngine(Engine):
         """Forgets the budgets whose calls are complete."""
         self._before = [before for before in self._before if before.in_flight and before is not self.budget]
 
-    def _accept(self) -> None:
-        super()._accept()
+    def _begin(self) -> None:
+        super()._begin()
         if self._before:
             for before in self._before:
                 before.accept()
@@ -428,9 +428,9 @@ class MovingEngine(Engine):
         # The calls from before the last move are older than those that the budget has.
         return not self._before and super()._work_here()
 
-    @property
-    def _awaited(self) -> Awaited:
-        return self if self._before else super()._awaited
+    def _advance(self) -> Outputs | Awaited | None:
+        found = super()._advance()
+        return found if not self._before or found is None or isinstance(found, Outputs) else self
 
     def _wait(self) -> None:
         if not self._before:

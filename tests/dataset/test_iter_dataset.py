@@ -37,16 +37,16 @@ def test_a_stream_is_the_oracles_in_workers(stream: Stream, chance: random.Rando
 
 
 @settings(max_examples=6)
-@given(streams(6, fails=True), st.randoms(use_true_random=False), st.booleans(), st.booleans())
+@given(streams(6, fails=True), st.randoms(use_true_random=False), st.sampled_from(ERRORS), st.booleans())
 def test_a_stream_is_the_oracles_while_its_work_moves(
-    stream: Stream, chance: random.Random, skips: bool, kills: bool
+    stream: Stream, chance: random.Random, errors: Errors, kills: bool
 ) -> None:
     """So they are while "auto" moves it between this process and workers, also while these are killed."""
     place = in_workers(chance, ["auto"])
     note(f"{stream!r} in {place}")
     with pytest.MonkeyPatch.context() as patch:
         move_at_random(patch, random.Random(chance.random()))
-        assert_same_everywhere(stream, chance, [place], skips=skips, kills=kills)
+        assert_same_everywhere(stream, chance, [place], errors, kills=kills)
         assert_survives_interrupts(stream, chance, place)
 
 

@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ from support.everywhere import (
     position_of,
     read,
 )
+from support.processes.moves import move_at_random
 from support.processes.process_tree import open_descriptors, our_threads, processes_below
 
 LEFT_SECONDS = 10.0
@@ -48,14 +50,15 @@ def law(stream: Stream, chance: random.Random, seen: collections.Counter[str]) -
     if stream.outcome()[1] == UndecidedError.__name__:
         return
     errors, kills = chance.choice(ERRORS), chance.random() < 0.5
-    places = [chance.choice(THREADS), in_workers(chance)]
-    if stream.is_straight:
-        places.append(Place(None, "auto"))
+    places = [chance.choice(THREADS), in_workers(chance), in_workers(chance, ["auto"])]
     note(f"{stream!r}\n{places}, {errors}, kills {kills}")
-    seen["readings of trees"] += assert_same_everywhere(stream, chance, places, errors, kills=kills)
-    for place in places:
-        seen["interrupts of trees"] += assert_survives_interrupts(stream, chance, place)
-        seen["signals to trees"] += survives_signals(stream, chance, place)
+    with pytest.MonkeyPatch.context() as patch:
+        if chance.random() < 0.5:
+            move_at_random(patch, random.Random(chance.random()))
+        seen["readings of trees"] += assert_same_everywhere(stream, chance, places, errors, kills=kills)
+        for place in places:
+            seen["interrupts of trees"] += assert_survives_interrupts(stream, chance, place)
+            seen["signals to trees"] += survives_signals(stream, chance, place)
     seen["trees"] += 1
 
 

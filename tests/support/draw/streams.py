@@ -162,7 +162,6 @@ class Stream:
         epoch_length: how many positions have the same epoch; None where there are no epochs.
         seed: that of the nearest `.seed`; None where there is none.
         draws: the seeds that random maps have drawn from.
-        is_straight: whether it combines and repeats no streams.
         is_grouped: whether errors are raised even if others are skipped, because an operation batches or packs.
         is_limited: whether only some elements of a stream below may fail.
         has_two_ends: whether there may be two states of its end, because a user's iterator below was moved there: the
@@ -177,7 +176,6 @@ class Stream:
     epoch_length: int | None = None
     seed: int | None = None
     draws: tuple[int, ...] = ()
-    is_straight: bool = True
     is_grouped: bool = False
     is_limited: bool = False
     has_two_ends: bool = False
@@ -634,7 +632,6 @@ def followed_by(
         numbered(values),
         seed=stream.seed,
         draws=stream.draws,
-        is_straight=False,
         is_limited=stream.is_limited,
         has_two_ends=stream.has_two_ends,
     )
@@ -701,7 +698,6 @@ def combined(draw: st.DrawFn, most_nodes: int, *, fails: bool) -> Stream:
         numbered(values),
         seed=nearest_seed(step_of(built(HERE))),
         draws=draws,
-        is_straight=False,
         is_limited=own.max_errors is not None or any(part.is_limited for part in parts),
         has_two_ends=any(part.has_two_ends for part in parts),
     )
