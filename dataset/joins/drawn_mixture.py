@@ -347,8 +347,9 @@ class ExhaustingMixture(_Mixture):
         # True for the inputs that have come whole.
         self._is_over = [False] * len(inputs)
         self._phase: Phase | None = None
-        # The position before the latest element if its input has ended with it, which changes the others.
-        self._earlier: SavedPosition | None = None
+        # If an input has ended with the latest element, which was taken alone: the phase before it, the number of the
+        # input, True if that was over, and its position.
+        self._earlier: tuple[Phase | None, int, bool, Any] | None = None
 
     def _find_end(self) -> Lack | None:
         if (awaited := self._find_empty()) is not None:
@@ -382,8 +383,9 @@ class ExhaustingMixture(_Mixture):
     def take(self, count: int) -> list[Any]:
         values = super().take(count)
         self._earlier = None
-        if self._ahead[number := int(self._latest[-1])].has_no_more:
-            self._earlier = self.position(count)
+        ahead = self._ahead[number := int(self._latest[-1])]
+        if ahead.has_no_more:
+            self._earlier = self._phase, number, self._is_over[number], ahead.position(count)
             self._follow(number)
         return values
 
@@ -429,15 +431,15 @@ class ExhaustingMixture(_Mixture):
         return Phase(start, weights, drawn)
 
     def position(self, back: int = 0) -> SavedPosition:
+        phase, over = self._phase, list(map(int, self._is_over))
+        backs = self._backs(back if self._earlier is None else 0)
+        inputs = [ahead.position(own) for ahead, own in zip(self._ahead, backs, strict=True)]
         if back and self._earlier is not None:
-            return self._earlier
-        phase = self._phase
+            phase, number, was_over, inputs[number] = self._earlier
+            over[number] = int(was_over)
         begun = () if phase is None else (phase.start, *phase.drawn)
-        backs = self._backs(back)
-        inputs = tuple([ahead.position(own) for ahead, own in zip(self._ahead, backs, strict=True)])
         step = self.step - back
-        weights = saved_weights(self._mixing, step)
-        fields = step, self._mixing.stop, weights, begun, tuple(map(int, self._is_over)), inputs
+        fields = step, self._mixing.stop, saved_weights(self._mixing, step), begun, tuple(over), tuple(inputs)
         return SavedPosition((_TO_THE_END, *fields))
 
     def move(self, position: Any) -> None:

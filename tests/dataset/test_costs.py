@@ -184,6 +184,18 @@ class CountedShuffle(Shuffle):
         return super().parent_positions(positions)
 
 
+def test_the_end_of_one_of_many_streams_costs_as_that_of_one_of_few() -> None:
+    """In a mixture to the end of all, a stream that begins again asks no other one for its position."""
+
+    def calls(count: int) -> int:
+        streams = [MapDataset.range(3).to_iter_dataset(ReadOptions(0, 0)) for _ in range(count)]
+        with iter(IterDataset.mix(streams, stop="all_exhausted")) as iterator:
+            next(iterator)
+            return calls_of(lambda: list(iterator)) // count
+
+    assert calls(160) < 1.2 * calls(40)
+
+
 def counted_shuffle(length: int) -> CountedShuffle:
     node = CountedShuffle(node_of(MapDataset.range(length)), seed=0)
     object.__setattr__(node, "located", [])
