@@ -157,7 +157,7 @@ class JoinIterator(Measured, Exclusive, SavingIterator[Any], Input):
         if self._kept_state is None:
             serve_if_requested(self)
             self._keep()
-        elif self.step - self._kept_step >= KEPT_ELEMENTS and not self._is_ahead:
+        elif self.step - self._kept_step >= KEPT_ELEMENTS:
             self._keep()
         if (lack := self._fetched()) is END:
             self._is_ahead = False

@@ -135,10 +135,8 @@ class Feed:
         blocks = self._drawn.num_drawn // self._block
         if self._at is None or self._at != self._next or not blocks:
             return None
-        awaited, self.awaited = self.awaited, None
-        call = self.take(shard, blocks, skip)
-        self.awaited = awaited
-        return call
+        self.awaited = None
+        return self.take(shard, blocks, skip)
 
     def _draw(self, shard: LogicalShard, start: int, blocks: int, skip: int) -> FedCall | None:
         if start % self._interval == 0 and start > self._kept[-1][0]:
@@ -185,7 +183,7 @@ class Feed:
         Raises:
             CheckpointError: it ends in an earlier block.
         """
-        if self._at is None or self._at > stop:
+        if self._at is None:
             at, state = next(kept for kept in reversed(self._kept) if kept[0] <= stop)
             self._drawn.set_state(state)
             self._at = at

@@ -124,15 +124,16 @@ def test_the_stream_is_read_once_and_not_ahead() -> None:
 def test_a_state_after_the_end_of_a_stream_is_an_error(how: str) -> None:
     """In a stream that was made shorter, nothing comes at a position after its end: not the end, which hides that."""
     longer, stream = (spread(IterDataset.source(range(3)).repeat(n).map(abs), how) for n in (3, 1))
-    with iter(longer) as iterator:
-        list(itertools.islice(iterator, 5))
-        state = iterator.get_state()
-    with iter(stream) as iterator:
-        iterator.set_state(state)
-        for _ in range(2):
-            with pytest.raises(CheckpointError, match="after 5 elements of a stream, which has 3"):
-                next(iterator)
-        assert iterator.step == 5
+    for size, step in ((1, 5), (3, 2)):
+        with iter(longer.batch(size)) as iterator:
+            list(itertools.islice(iterator, step))
+            state = iterator.get_state()
+        with iter(stream.batch(size)) as iterator:
+            iterator.set_state(state)
+            for _ in range(2):
+                with pytest.raises(CheckpointError, match=f"after {size * step} elements of a stream, which has 3"):
+                    next(iterator)
+            assert iterator.step == step
     for size in (1, 2, 3):
         with iter(stream.batch(size)) as iterator:
             list(iterator)
