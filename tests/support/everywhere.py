@@ -265,6 +265,10 @@ def assert_survives_interrupts(stream: Stream, chance: random.Random, place: Pla
     got: list[Any] = []
     with iter(stream.dataset(place)) as iterator:
         got.extend(itertools.islice(iterator, chance.randrange(min(len(values), 3) + 1)))
+        if chance.random() < 0.3 and not stream.is_limited:
+            # Of those from there on, none was drawn yet.
+            iterator.set_state(whole.states[then := chance.randrange(len(whole.states))])
+            got[:] = values[:then]
 
         def work() -> None:
             with contextlib.suppress(*([] if error is None else [Exception])):
