@@ -52,6 +52,9 @@ class HFIterDataset(IterDataset[Any]):
 
     A state holds the dataset's own `state_dict`. Workers do not divide the stream: they run the operations after it.
 
+    Args:
+        hf_ds: a stream of the library `datasets`, or any other iterable, see `IterDataset.source`.
+
     Examples:
         >>> rows = millstream.experimental.HFIterDataset([{"text": "a"}, {"text": "b"}])
         >>> list(rows.map(lambda row: row["text"]))

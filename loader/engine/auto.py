@@ -20,16 +20,14 @@ import functools
 import time
 import weakref
 from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple, NoReturn, Self, final
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, final
 
 from millstream.core.signals import is_from_signal_handler
 from millstream.core.warn import log_info, log_warning
 from millstream.loader.engine.crew import Crew, Joined, WorkerSlots
 from millstream.loader.engine.engine import Budget, Engine, GivenUp, ReadAhead
-from millstream.loader.engine.processes import Processes
 from millstream.loader.engine.staffing import ChosenWorkers
 from millstream.loader.engine.worker_choice import Window, Windows, WorkerChoice, widened
-from millstream.loader.engine.workers import Workers
 from millstream.loader.measuring import ExecutorStatus, Profiler, Scheduling, scheduling_of_threads
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.elements import Awaited
@@ -37,6 +35,9 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.options import ReadOptions
 from millstream.loader.workers.process_settings import check_places_agree
+
+if TYPE_CHECKING:
+    from millstream.loader.engine.workers import Workers
 
 
 class Request(NamedTuple):
@@ -238,7 +239,7 @@ class AutoCrew(Crew):
         self._windows.begin(now, rests=rests)
         self._worked = self._profiler.core_seconds
 
-    def _choose(self, workers: Workers[Any], window: Window) -> None:
+    def _choose(self, workers: "Workers[Any]", window: Window) -> None:
         """Changes the number of workers that run."""
         before = self.choice.num_workers
         self.choice.record(window)
@@ -264,6 +265,8 @@ class AutoCrew(Crew):
     def _start(self, *, only_idle: bool = False) -> None:
         if only_idle and not self.chosen.are_idle:
             return
+        from millstream.loader.engine.processes import Processes  # noqa: PLC0415  (lazy: slow to import)
+
         workers = None
         try:
             pools = self.chosen.pools_of(lambda: {**self._own, **self.pipelines()})

@@ -16,19 +16,21 @@ Guarantees:
 import time
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
 from millstream.loader.engine.engine import Budget, Engine
 from millstream.loader.engine.places import Here
 from millstream.loader.engine.worker_choice import WorkerChoice
-from millstream.loader.engine.workers import Workers
 from millstream.loader.measuring import ExecutorStatus, Profiler
 from millstream.loader.pipeline.calls import Outputs
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
-from millstream.loader.workers.pools import WarmPools
 
-TakeWorkers: TypeAlias = Callable[[Any, list[None], Here], Workers[Any]]
+if TYPE_CHECKING:
+    from millstream.loader.engine.workers import Workers
+    from millstream.loader.workers.pools import WarmPools
+
+TakeWorkers: TypeAlias = Callable[[Any, list[None], Here], "Workers[Any]"]
 """Takes workers, given the owner, the requests and the thread of the consumer, see `Workers`."""
 
 
@@ -69,14 +71,14 @@ class Crew:
         """Returns the pipelines of the executions that are in use, by name."""
         return {name: execution.pipeline for name, execution in self._executions.items()}
 
-    def staff(self, take: TakeWorkers, stall_timeout: float, pools: WarmPools[Any] | None = None) -> None:
+    def staff(self, take: TakeWorkers, stall_timeout: float, pools: "WarmPools[Any] | None" = None) -> None:
         """Sets where workers come from.
 
         `pools` are those of workers that any engine starts; None if the one that is fed by all others does.
         """
         self._take, self._stall_timeout, self._pools = take, stall_timeout, pools
 
-    def start(self) -> Workers[Any]:
+    def start(self) -> "Workers[Any]":
         """Returns the workers, which start now if there are none."""
         if self.current is None and not self._is_ended:
             if self._take is None:
@@ -87,12 +89,12 @@ class Crew:
         return self._present
 
     @property
-    def workers(self) -> Workers[Any]:
+    def workers(self) -> "Workers[Any]":
         """The workers for an engine that others draw from."""
         return self._present if self._pools is None else self.start()
 
     @property
-    def _present(self) -> Workers[Any]:
+    def _present(self) -> "Workers[Any]":
         if (current := self.current) is None:
             raise ValueError(
                 "The worker processes have stopped because the iterator was closed, possibly by another thread."
@@ -160,7 +162,7 @@ class _InCrew(Budget):
     """The calls of one stream in the workers of a crew. User code runs in workers only."""
 
     runs_ahead = True
-    place: Workers[Any]
+    place: "Workers[Any]"
     _crew: Crew
     _is_fed: bool
 
