@@ -16,6 +16,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.core.closing import open_each
 from millstream.dataset.chain import Chain, fixed_chain, joint_reading
 from millstream.dataset.iterators.chain_iterator import EngineIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
@@ -56,7 +57,7 @@ class Mix(Join):
     is_named: bool
 
     def opened(self, open_below: OpenBelow) -> JoinedInput:
-        inputs = list(map(open_below, self.above))
+        inputs = open_each(open_below, self.above)
         if self.mixing.stop != FIRST_EXHAUSTED:
             return ExhaustingMixture(inputs, self.mixing)
         return MixedInputs(inputs, self.mixing, is_named=self.is_named)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
-from millstream.core.closing import close_each
+from millstream.core.closing import close_each, open_each
 from millstream.core.signals import is_from_signal_handler
 from millstream.dataset.iterators.inputs import Input, JoinedInput, SingleInput
 from millstream.dataset.stream_steps import Join, OpenBelow, StreamStep, as_stream, step_of
@@ -321,7 +321,7 @@ class Zip(Join):
     strict: bool
 
     def opened(self, open_below: OpenBelow) -> JoinedInput:
-        return _ZippedInputs(list(map(open_below, self.above)), self.strict)
+        return _ZippedInputs(open_each(open_below, self.above), self.strict)
 
     @property
     def text(self) -> str:

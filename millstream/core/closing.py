@@ -2,9 +2,9 @@
 
 import abc
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 
 class Closing(abc.ABC):
@@ -25,6 +25,20 @@ class Closing(abc.ABC):
 
 class _Closable(Protocol):
     def close(self) -> None: ...
+
+
+ClosableT = TypeVar("ClosableT", bound=_Closable)
+
+
+def open_each(open_one: Callable[[Any], ClosableT], names: Iterable[Any]) -> list[ClosableT]:
+    """Opens a resource for each of the names. If one raises an error, those before it are closed."""
+    with contextlib.ExitStack() as stack:
+        resources = []
+        for name in names:
+            resources.append(resource := open_one(name))
+            stack.callback(resource.close)
+        stack.pop_all()
+        return resources
 
 
 def close_each(resources: Iterable[_Closable]) -> None:

@@ -318,6 +318,28 @@ def test_all_streams_of_a_join_are_closed_whatever_one_raises(name: str, is_foll
     assert closed == ["two"]
 
 
+class CannotBeOpened(Closed):
+    """The same, without an iterator."""
+
+    def __iter__(self) -> DatasetIterator[int]:
+        raise OSError("cannot be opened")
+
+
+@pytest.mark.parametrize("name", JOINS)
+def test_what_a_join_has_opened_is_closed_if_another_stream_cannot_be_opened(name: str) -> None:
+    """The error comes at once, or at the turn of the stream, and leaves no thread and no worker."""
+    closed: list[str] = []
+    dataset = JOINS[name](Closed(closed, "one"), CannotBeOpened(closed, "two"))
+
+    def draw() -> None:
+        with iter(dataset) as iterator:
+            list(itertools.islice(iterator, 3))
+
+    with pytest.raises(OSError, match="cannot be opened"):
+        draw()
+    assert set(closed) == {"one"}
+
+
 class OpenedSlowly(Closed):
     """The same, of which another thread closes the join while an iterator of it is made."""
 
