@@ -363,3 +363,14 @@ def test_a_stream_that_is_opened_while_another_thread_closes_the_join_is_closed(
     with pytest.raises(ValueError, match="closed"):
         next(iterator)
     assert closed == ["late"]
+
+
+def test_an_iterator_without_a_length_says_why() -> None:
+    """The reason is in the terms of a chain: it repeats without end, or elements of a dataset are missing."""
+    numbers = MapDataset.range(10).repeat()
+    for dataset, reason in (
+        (numbers, r"it is endless\. Pass num_epochs to the sampler, or to \.repeat\(\)"),
+        (numbers[:20].filter(bool), "depends on how many elements are missing"),
+    ):
+        with pytest.raises(TypeError, match=reason):
+            len(iter(dataset.to_iter_dataset().map(abs)))

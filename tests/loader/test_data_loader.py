@@ -185,7 +185,7 @@ def test_a_shard_is_found_where_it_is_given() -> None:
 def test_length_is_known_or_says_why_not() -> None:
     """`len` of a loader or iterator is a TypeError with the reason if it is not known; both are true and for tqdm."""
     for options, reason in (
-        ({"num_epochs": None}, r"its sampler is endless\. Pass num_epochs to the sampler"),
+        ({"num_epochs": None}, r"it is endless\. Pass num_epochs to the sampler, or to \.repeat\(\)"),
         ({"transformations": [DropMultiples(2)]}, r"the number of outputs depends on operations\[0\], "),
     ):
         loader = load_with(**options)
