@@ -159,7 +159,6 @@ class AutoCrew(Crew):
         try:
             workers.accept()
             if workers.are_ready and not self._are_leaving:
-                self.choice.record_start(self._windows.window)
                 self._go_to_workers()
             elif self._are_leaving and not workers.substreams.in_flight:
                 self._end_leaving()
@@ -208,7 +207,7 @@ class AutoCrew(Crew):
         window = self._windows.add(now, request)
         workers = self.current
         if window is None or (workers is not None and not self._is_on):
-            # While workers start, the window goes on: `_follow` needs the measurements.
+            # While workers start, the window goes on.
             return
         window = window._replace(worked=max(0.0, self._profiler.core_seconds - self._worked))
         if workers is None:

@@ -51,6 +51,11 @@ given. What waits needs no cores.
 BETTER = 0.9
 """A step was worthwhile if the waits per batch are at most this share of those before."""
 
+STEADY = 1.25
+"""Waits per batch are compared with later ones once they have grown by at most this factor since the window before: the
+first batches of a loader are ready, so that the trainer waits less for them.
+"""
+
 TRIAL_SECONDS = 0.75
 TRIAL_BATCHES = 4
 """A step is judged after at least this time, and after this number of batches."""
@@ -232,6 +237,9 @@ class WorkerChoice:
         self._logged = ""
         # The number before the step that is on trial, and the waits per batch then; None after the trial.
         self._tried: tuple[int, float] | None = None
+        # The waits per batch in the last window without workers, and True if more of them are needed to start any.
+        self._waited_before = 0.0
+        self._is_growing = False
         self._skips = False
         self._num_trials = 0
         self._trial = Window()
@@ -261,7 +269,8 @@ class WorkerChoice:
 
     def rests_after(self, window: Window) -> bool:
         """Returns True if the next window is not urgent, and the trainer would notice what measuring it takes."""
-        return self.is_settled and window.wait_share > STARVING and window.wait_per_batch < COSTLY_SECONDS
+        is_urgent = self._is_growing or not self.is_settled
+        return not is_urgent and window.wait_share > STARVING and window.wait_per_batch < COSTLY_SECONDS
 
     def stay(self, reason: str) -> None:
         """Ends the choice: all work stays in this process."""
@@ -272,13 +281,6 @@ class WorkerChoice:
         """Ends the growth: there are this many workers, and no more."""
         self._tried, self._max_workers = None, num_workers
         self._go(num_workers, reason)
-
-    def record_start(self, window: Window) -> None:
-        """Takes the measurements while the first workers started. They are compared with those that follow."""
-        if self._tried is not None and window.batches:
-            before, waited = self._tried
-            # Starting takes cores, too.
-            self._tried = before, min(2 * waited, (waited + window.wait_per_batch) / 2)
 
     def record(self, window: Window) -> None:
         """Decides by the measurements since the last time. While workers start, there are none."""
@@ -301,6 +303,8 @@ class WorkerChoice:
             self._rest()
 
     def _consider_workers(self, window: Window) -> None:
+        waited_before, self._waited_before = self._waited_before, window.wait_per_batch
+        self._is_growing = False
         self._pause -= window.seconds
         if self._pause > 0:
             return
@@ -322,6 +326,9 @@ class WorkerChoice:
         ):
             self._full_seconds += window.seconds
             self.reason = f"{computes} of {self.limit}: there is none left"
+        elif window.wait_per_batch > STEADY * waited_before:
+            self._is_growing = True
+            self.reason = f"{computes}: that is measured once more"
         else:
             self._tried = 0, window.wait_per_batch
             first = max(FIRST_WORKERS, math.ceil(window.cores))

@@ -1,5 +1,6 @@
 """Loaders with worker_count="auto": the stream of any other, from processes that come and go while it is read."""
 
+import collections
 import contextlib
 import functools
 import itertools
@@ -7,7 +8,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,8 +197,7 @@ class Gated:
 
 
 def test_this_process_works_until_the_workers_are_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long they take to start. The waits meanwhile count as those without them."""
-    starts: list[Window] = []
+    """However long they take to start. The waits meanwhile count for nothing."""
     recorded: list[Window] = []
     number = [1]
 
@@ -206,9 +205,7 @@ def test_this_process_works_until_the_workers_are_ready(tmp_path: Path, monkeypa
         recorded.append(window)
         choice.keep(number[0], "a test")
 
-    begin, computed = time.perf_counter(), time.process_time()
     move_as(monkeypatch, record, waits=False)
-    monkeypatch.setattr(WorkerChoice, "record_start", lambda _, window: starts.append(window))
     os.mkfifo(tmp_path / "gate")
     options: dict[str, Any] = {"data_source": range(1 << 20), "sampler": millstream.IndexSampler(1 << 20, num_epochs=1)}
     # Threads that read ahead would have some batches ready when the work moves.
@@ -220,12 +217,9 @@ def test_this_process_works_until_the_workers_are_ready(tmp_path: Path, monkeypa
             assert next(iterator).all()
         for _ in range(10):
             assert next(iterator).all()
-        assert not starts
         (tmp_path / "gate").write_bytes(b"")
-        num_here = sum(1 for _ in itertools.takewhile(np.all, iterator))
-        assert starts[0].batches == 10 + num_here
-        assert 0 < starts[0].waited < time.perf_counter() - begin
-        assert 0 < starts[0].computed < time.process_time() - computed
+        collections.deque(itertools.takewhile(np.all, iterator), maxlen=0)
+        assert len(recorded) == 1
 
         # Another worker begins: the first one works, and is not measured meanwhile.
         number[0] = 2

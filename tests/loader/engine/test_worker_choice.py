@@ -36,6 +36,15 @@ def window(seconds_of_wait: float, *, trainer: float = 0.0, cores: float = 1.0, 
 STARVED = window(0.02)
 
 
+def starting(limit: int) -> WorkerChoice:
+    """Returns a choice after two equal measurements, whose first workers are about to start."""
+    choice = WorkerChoice(limit)
+    choice.record(STARVED)
+    choice.record(STARVED)
+    assert choice.num_workers == min(2, limit)
+    return choice
+
+
 def settled(choice: WorkerChoice, measure: Callable[[int], Window], num_windows: int = 60) -> list[int]:
     """Returns the numbers of workers that a choice goes through, given the measurements with each number."""
     numbers = [choice.num_workers]
@@ -91,9 +100,11 @@ def test_only_requests_that_measuring_would_slow_down_are_left_out() -> None:
     assert choice.rests_after(quick)
     assert not choice.rests_after(window(3e-4))
     assert not choice.rests_after(window(1e-4, trainer=0.01))
-    choice.record(quick)
-    assert not choice.is_settled
-    assert not choice.rests_after(quick)
+    # It is measured once more, and then a step is on trial.
+    for is_settled in (True, False):
+        choice.record(quick)
+        assert choice.is_settled == is_settled
+        assert not choice.rests_after(quick)
 
 
 @pytest.mark.parametrize(("slices", "delayed"), [(1_000, 0.3), (10_000, 0.0)], ids=["compute", "wait"])
@@ -124,7 +135,7 @@ def test_work_that_workers_cannot_shorten_stays(measured: Window, word: str | No
     """No worker starts for what sleeps, costs no more than a hand-over, is hidden, or uses many cores and all."""
     choice = WorkerChoice(CORES)
 
-    assert settled(choice, lambda _: measured, 1) == ([0] if word else [0, 2])
+    assert settled(choice, lambda _: measured, 2) == ([0] if word else [0, 2])
     assert word is None or (settled(choice, lambda _: measured) == [0] and word in choice.reason)
 
 
@@ -183,6 +194,7 @@ def test_threads_that_lack_cores_compute() -> None:
     choices = WorkerChoice(CORES), WorkerChoice(CORES)
     for choice, measured in zip(choices, (computing, sleeping), strict=True):
         choice.record(measured)
+        choice.record(measured)
 
     assert [choice.num_workers for choice in choices] == [2, 0]
 
@@ -205,8 +217,7 @@ def test_workers_double_while_that_helps() -> None:
 
 def test_a_step_is_judged_by_its_own_measurements() -> None:
     """By none from before it, however quiet that was."""
-    choice = WorkerChoice(CORES)
-    choice.record(STARVED)
+    choice = starting(CORES)
     for measured in (STARVED, window(0.02), window(0.02), *[window(0.001, trainer=0.05)] * 20):
         choice.record(measured)
     assert (choice.num_workers, choice.is_settled) == (2, True)
@@ -216,8 +227,7 @@ def test_a_step_is_judged_by_its_own_measurements() -> None:
 
 def test_each_step_has_three_trials() -> None:
     """Bad ones of an earlier step do not count."""
-    choice, bad, better = WorkerChoice(CORES), [window(0.02)] * 2, [window(0.01)] * 2
-    choice.record(STARVED)
+    choice, bad, better = starting(CORES), [window(0.02)] * 2, [window(0.01)] * 2
     for measured in (STARVED, *bad, *bad, *better):
         choice.record(measured)
     assert choice.num_workers == 4
@@ -242,20 +252,19 @@ def test_workers_that_do_not_help_end_and_are_tried_again_more_and_more_rarely()
     assert settled(choice, lambda _: STARVED, int(2 * PAUSE_SECONDS / SECONDS)) == [0, 2, 0]
 
 
-@pytest.mark.parametrize(("waits", "number"), [(0.0135, 2), (0.0145, 0)])
-def test_the_waits_while_workers_start_count_as_those_without(waits: float, number: int) -> None:
-    """Workers must shorten the waits of all the time without them, of which the beginning is a part."""
-    choice = WorkerChoice(2)
-    choice.record(STARVED)
-    choice.record_start(window(0.01))
+@pytest.mark.parametrize(("waits", "number"), [(0.0175, 2), (0.0185, 0)])
+def test_the_first_workers_are_compared_with_waits_that_have_stopped_growing(waits: float, number: int) -> None:
+    """The first batches of a loader are ready, so that later ones are waited for longer, without workers, too."""
+    choice, here = WorkerChoice(2), iter((0.005, 0.01, 0.018))
 
-    assert settled(choice, lambda number: window(waits if number else 0.015), num_windows=9)[-1] == number
+    measured = settled(choice, lambda number: window(waits if number else next(here, 0.02)), num_windows=14)
+    assert measured[-1] == number
+    assert measured[1] == 2
 
 
 def test_workers_may_begin_slowly() -> None:
     """A step is not undone because its first measurements are bad: workers import modules, and other programs run."""
-    choice = WorkerChoice(2)
-    choice.record(STARVED)
+    choice = starting(2)
     for _ in range(4):
         choice.record(window(0.2))
 
@@ -294,13 +303,11 @@ def test_a_choice_to_stay_is_final() -> None:
 
 def test_a_number_that_is_kept_does_not_grow() -> None:
     """If the system allows no more workers, there are as many as before."""
-    choice = WorkerChoice(CORES)
-    choice.record(STARVED)
+    choice = starting(CORES)
     choice.keep(2, "no process is left")
 
     assert settled(choice, lambda number: window(0.02 / number)) == [2]
-    choice = WorkerChoice(CORES)
-    choice.record(STARVED)
+    choice = starting(CORES)
     choice.keep(1, "no process is left")
     assert settled(choice, lambda _: STARVED) == [1]
 
@@ -308,6 +315,7 @@ def test_a_number_that_is_kept_does_not_grow() -> None:
 def test_a_step_is_judged_by_enough_batches_of_its_own() -> None:
     """The first measurements after it are of batches begun before; then some time must pass, and some batches come."""
     choice = WorkerChoice(CORES)
+    choice.record(window(2.0))
     choice.record(window(2.0))
     seen = []
     for _ in range(TRIAL_BATCHES + 1):
@@ -318,18 +326,8 @@ def test_a_step_is_judged_by_enough_batches_of_its_own() -> None:
 
 def test_a_step_after_which_the_trainer_hardly_waits_is_kept() -> None:
     """Also if each batch waits as long as before, because the trainer takes longer, too."""
-    choice = WorkerChoice(CORES)
-    choice.record(STARVED)
+    choice = starting(CORES)
     assert settled(choice, lambda _: window(0.02, trainer=0.5)) == [2]
-
-
-def test_a_bad_start_counts_twice_at_most() -> None:
-    """Waits while workers start, however long, do not make workers look good that double the waits."""
-    choice = WorkerChoice(2)
-    choice.record(STARVED)
-    choice.record_start(window(1.0))
-    choice.record_start(Window())
-    assert settled(choice, lambda number: window(0.05) if number else STARVED, num_windows=12)[-1] == 0
 
 
 def test_workers_that_work_stay() -> None:
