@@ -52,11 +52,12 @@ BETTER = 0.9
 """A step was worthwhile if the waits per batch are at most this share of those before."""
 
 STEADY = 1.25
-"""Waits per batch are compared with later ones once they have grown by at most this factor since the window before: the
-first batches of a loader are ready, so that the trainer waits less for them.
+"""Waits per batch are compared with later ones once two windows in a row have nearly the same: no more than this factor
+more than before, and not fewer by what would make workers worthwhile. The first batches of a loader are ready, so that
+the trainer waits less for them; or they take longer, because nothing is in the caches of the processor.
 """
 
-TRIAL_SECONDS = 0.75
+TRIAL_SECONDS = 0.6
 TRIAL_BATCHES = 4
 """A step is judged after at least this time, and after this number of batches."""
 
@@ -237,9 +238,9 @@ class WorkerChoice:
         self._logged = ""
         # The number before the step that is on trial, and the waits per batch then; None after the trial.
         self._tried: tuple[int, float] | None = None
-        # The waits per batch in the last window without workers, and True if more of them are needed to start any.
+        # The waits per batch in the last window without workers, and True if they change, so that one more is needed.
         self._waited_before = 0.0
-        self._is_growing = False
+        self._is_changing = False
         self._skips = False
         self._num_trials = 0
         self._trial = Window()
@@ -269,7 +270,7 @@ class WorkerChoice:
 
     def rests_after(self, window: Window) -> bool:
         """Returns True if the next window is not urgent, and the trainer would notice what measuring it takes."""
-        is_urgent = self._is_growing or not self.is_settled
+        is_urgent = self._is_changing or not self.is_settled
         return not is_urgent and window.wait_share > STARVING and window.wait_per_batch < COSTLY_SECONDS
 
     def stay(self, reason: str) -> None:
@@ -304,7 +305,7 @@ class WorkerChoice:
 
     def _consider_workers(self, window: Window) -> None:
         waited_before, self._waited_before = self._waited_before, window.wait_per_batch
-        self._is_growing = False
+        self._is_changing = False
         self._pause -= window.seconds
         if self._pause > 0:
             return
@@ -326,8 +327,8 @@ class WorkerChoice:
         ):
             self._full_seconds += window.seconds
             self.reason = f"{computes} of {self.limit}: there is none left"
-        elif window.wait_per_batch > STEADY * waited_before:
-            self._is_growing = True
+        elif not BETTER * waited_before < window.wait_per_batch <= STEADY * waited_before:
+            self._is_changing = True
             self.reason = f"{computes}: that is measured once more"
         else:
             self._tried = 0, window.wait_per_batch

@@ -252,12 +252,13 @@ def test_workers_that_do_not_help_end_and_are_tried_again_more_and_more_rarely()
     assert settled(choice, lambda _: STARVED, int(2 * PAUSE_SECONDS / SECONDS)) == [0, 2, 0]
 
 
+@pytest.mark.parametrize("first", [(0.005, 0.01, 0.015), (0.05, 0.04, 0.03)], ids=["ready", "slow"])
 @pytest.mark.parametrize(("waits", "number"), [(0.0175, 2), (0.0185, 0)])
-def test_the_first_workers_are_compared_with_waits_that_have_stopped_growing(waits: float, number: int) -> None:
-    """The first batches of a loader are ready, so that later ones are waited for longer, without workers, too."""
-    choice, here = WorkerChoice(2), iter((0.005, 0.01, 0.018))
+def test_the_first_workers_are_compared_with_steady_waits(first: tuple[float, ...], waits: float, number: int) -> None:
+    """The first batches of a loader are ready, or take longer. So waits change at first, without workers, too."""
+    choice, here = WorkerChoice(2), iter(first)
 
-    measured = settled(choice, lambda number: window(waits if number else next(here, 0.02)), num_windows=14)
+    measured = settled(choice, lambda number: window(waits if number else next(here, 0.02)), num_windows=20)
     assert measured[-1] == number
     assert measured[1] == 2
 
