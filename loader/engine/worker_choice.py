@@ -57,7 +57,7 @@ more than before, and not fewer by what would make workers worthwhile. The first
 the trainer waits less for them; or they take longer, because nothing is in the caches of the processor.
 """
 
-TRIAL_SECONDS = 0.6
+TRIAL_SECONDS = 0.5
 TRIAL_BATCHES = 4
 """A step is judged after at least this time, and after this number of batches."""
 
@@ -83,7 +83,7 @@ IDLE = 0.4
 
 
 WINDOW_SECONDS = 0.1
-MAX_WINDOW_SECONDS = 1.0
+MAX_WINDOW_SECONDS = 0.5
 """The choice is considered at most this often: first soon, and less and less often while nothing changes."""
 
 COSTLY_SECONDS = 2e-4
