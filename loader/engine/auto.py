@@ -207,7 +207,7 @@ class AutoCrew(Crew):
         window = self._windows.add(now, request)
         workers = self.current
         if window is None or (workers is not None and not self._is_on):
-            # While workers start, the window goes on.
+            # What is measured while workers start counts for nothing: that takes cores, too.
             return
         window = window._replace(worked=max(0.0, self._profiler.core_seconds - self._worked))
         if workers is None:

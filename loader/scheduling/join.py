@@ -58,7 +58,7 @@ class Lane:
         # The position after the last share that was taken.
         self._position = cursor
         # The position in the stage before at which the group begins, and the part of its first element that is used.
-        self._start = Cursor(cursor.block, cursor.skip[:number])
+        self._start = Cursor(cursor.block, cursor.skip[:number], cursor.is_final)
         self._used = 0 if stage.unit is None else cursor.skip[number]
         # If outputs divide units, positions in the stage contain a second number, of outputs.
         self._outputs = (0,) * stage.divides_units

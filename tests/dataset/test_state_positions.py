@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pytest
 
-from millstream import CheckpointError, IterDataset, MapDataset, ReadOptions
+from millstream import CheckpointError, IterDataset, Map, MapDataset, ReadOptions, Rebatch, WindowShuffle
 from millstream.experimental import (
     CacheIterDataset,
     InterleaveIterDataset,
@@ -396,3 +396,17 @@ class Interrupting:
         if Interrupting.calls == self.at:
             signal.raise_signal(signal.SIGINT)
         return element
+
+
+def test_states_after_a_resume_are_those_of_an_undisturbed_stream() -> None:
+    """Also once an output was made from the end of the order: all later positions say so, wherever it was resumed."""
+    batches = MapDataset.range(6).batch(4, batch_fn=list).to_iter_dataset(ReadOptions(0, 0))
+    dataset = batches.apply(WindowShuffle(5, seed=3)).apply(Map(np.array)).apply(Rebatch(1))
+    iterator = iter(dataset)
+    states = [iterator.get_state(), *[iterator.get_state() for _ in iterator]]
+    assert len(states) == 7
+
+    for number, state in enumerate(states):
+        resumed = iter(dataset)
+        resumed.set_state(state)
+        assert [resumed.get_state(), *[resumed.get_state() for _ in resumed]] == states[number:]
