@@ -433,10 +433,7 @@ def saved_cursor(cursor: Cursor, plan: Plan) -> SavedCursor:
 def count_outputs(plan: Plan, owner: str) -> int:
     """Returns the number of outputs of a stream. If it is unknown, a TypeError says why `owner` has no `len()`."""
     if not plan.one_to_one:
-        operations, cause = plan.pipeline.operations, plan.first_dynamic_label
-        if operations[first_dynamic(operations) or 0].is_between:
-            cause = "how many elements are missing"
-        raise TypeError(f"This {owner} has no len(): the number of outputs depends on {cause}.")
+        raise TypeError(f"This {owner} has no len(): the number of outputs depends on {plan.first_dynamic_label}.")
     num_blocks = plan.shards[0].num_blocks
     if num_blocks is None:
         raise TypeError(f"This {owner} has no len(): it is endless. Pass num_epochs to the sampler, or to .repeat().")

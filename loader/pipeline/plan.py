@@ -204,8 +204,11 @@ class Plan:
     @functools.cached_property
     def first_dynamic_label(self) -> str:
         """The label of the first operation that is not 1:1, so that outputs depend on the records; "" without one."""
-        number = first_dynamic(self.pipeline.operations)
-        return "" if number is None else self.pipeline.labels[number]
+        operations = self.pipeline.operations
+        if (number := first_dynamic(operations)) is None:
+            return ""
+        # One that the library inserted drops what a dataset lacks.
+        return "missing elements" if operations[number].is_between else self.pipeline.labels[number]
 
     @functools.cached_property
     def num_in_a_row(self) -> int:
